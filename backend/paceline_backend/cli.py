@@ -36,7 +36,10 @@ def replay(
     data: Data = DATA,
     as_json: Json = False,
 ) -> None:
-    """Recompute a run's plans from the database alone. Exit code 1: a plan differs."""
+    """Recompute a run's plans, and compare them with the stored plans.
+
+    Exit code 1: a plan differs.
+    """
     from paceline_backend.insight.replay import replay_command
     from paceline_backend.server.supervisor import embedded_database
 
@@ -45,19 +48,24 @@ def replay(
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedPolicies:
-    """The policies to simulate, and the steps that the figures exclude."""
+    """The policies to simulate, and the number of steps that their results leave out."""
 
     policy: Annotated[
-        str | None, typer.Option(help="Policy of the whole simulation, instead of the scenario's.")
+        str | None, typer.Option(help="Policy to simulate, instead of the one in the scenario.")
     ] = None
     compare: Annotated[
         str | None,
         typer.Option(
-            metavar="bsp,chronica", help="Policies to simulate and to compare in a table."
+            metavar="bsp,chronica",
+            help="Policies to simulate one after the other, and to compare in a table.",
         ),
     ] = None
     warmup: Annotated[
-        int, typer.Option(min=0, help="Steps after each policy's start that the figures exclude.")
+        int,
+        typer.Option(
+            min=0,
+            help="Number of steps after each start of a policy that the results leave out.",
+        ),
     ] = 0
 
     @property
@@ -71,7 +79,9 @@ class SimulatedPolicies:
 @grouped
 def simulate(
     *,
-    scenario: Annotated[Path, typer.Argument(help="YAML file; docs/simulator.md.")],
+    scenario: Annotated[
+        Path, typer.Argument(help="YAML file with the scenario; see docs/simulator.md.")
+    ],
     server: Annotated[
         str | None,
         typer.Option(
@@ -101,11 +111,14 @@ def whatif(
     run: RunId,
     connection: Connection,
     database: Annotated[
-        str | None, typer.Option(help="SQLAlchemy URL to compute from, without a server.")
+        str | None,
+        typer.Option(
+            help="SQLAlchemy URL of a database, to compute the forecasts from it without a server."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Forecast how much of a run's time each policy would save, from measurements of its ranks."""
+    """Forecast how much time each policy would save in a run, from measurements of its ranks."""
     from paceline_backend.insight.whatif import command
 
     if database is not None:

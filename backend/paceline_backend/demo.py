@@ -1,10 +1,10 @@
 """Commands `paceline up` and `paceline demo`.
 
-`up` starts a control plane and an agent with one command. `demo` starts the same, and trains the
+`up` starts a control plane and an agent with one command. `demo` also starts both, and trains the
 PLAID example there with emulated device speeds.
 
-Functions of the demo import the packages that only they need. So the process of `paceline up`,
-which only waits, stays small.
+Packages that only the demo needs are imported in its functions, so that the process of `paceline
+up`, which only waits, stays small.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from paceline.node.starting.screen import Screen
 
 # Emulated devices of the demo. With 36 µs per point and 5 ms per step, a balanced step of 64
-# recordings takes about 0.25 s: long compared to the scheduling noise of four ranks on two cores.
+# recordings takes about 0.25 s, which is long compared to the scheduling noise of four ranks on two
+# cores.
 SECONDS_PER_UNIT = 36e-6
 SECONDS_PER_STEP = 5e-3
 
@@ -135,7 +136,8 @@ def print_report(figures: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     out = Console(highlight=False)
-    table = Table(title="per preset, without the first steps after its start", title_justify="left")
+    title = "results per preset, without the first steps after its start"
+    table = Table(title=title, title_justify="left")
     names = list(figures["presets"])
     table.add_column("")
     for name in names:
@@ -147,9 +149,9 @@ def print_report(figures: Mapping[str, Any]) -> None:
         ("step DIF, points", "step_dif", "{:.0f}"),
         ("waste", "waste", "{:.1%}"),
         ("ETT error (MAPE)", "ett_mape", "{:.1%}"),
-        ("time over the fluid limit", "time_over_fluid", "{:.3f}"),
+        ("time ÷ fluid limit", "time_over_fluid", "{:.3f}"),
         ("speed-up over bsp", "speedup", "{:.2f}"),
-        ("speed-up the fluid limit allows", "speedup_limit", "{:.2f}"),
+        ("speed-up over bsp at the fluid limit", "speedup_limit", "{:.2f}"),
     )
     for title, key, form in rows:
         values = [figures["presets"][name][key] for name in names]
@@ -165,7 +167,7 @@ def print_report(figures: Mapping[str, Any]) -> None:
         )
     out.print(coverage)
     if figures["coverage"]["dropped"]:
-        out.print(f"{figures['coverage']['dropped']} of the samples used were not applied")
+        out.print(f"the gradients of {figures['coverage']['dropped']} samples were not applied")
     for relaxed in figures["synchronisation"]:
         out.print(relaxed["words"])
     for choice in figures["chosen"]:
@@ -212,7 +214,9 @@ def _guarded(work: Callable[[], None]) -> None:
 
 Slowdown = Annotated[
     str,
-    typer.Option("--slowdown", help="Emulated time per size unit of each rank, as factors."),
+    typer.Option(
+        "--slowdown", help="Emulated slowness of each rank: factors of the time per size unit."
+    ),
 ]
 Port = Annotated[int, typer.Option(help="Port of dashboard and REST.")]
 _DATA = "Directory for database, logs and runs."
@@ -230,7 +234,8 @@ def register(app: typer.Typer) -> None:
         token: Annotated[
             str | None,
             typer.Option(
-                envvar="PACELINE_TOKEN", help="Token of an admin; required beyond loopback."
+                envvar="PACELINE_TOKEN",
+                help="Token for admins, required if --host is not a loopback address.",
             ),
         ] = None,
     ) -> None:
@@ -263,16 +268,18 @@ def register(app: typer.Typer) -> None:
             bool,
             typer.Option(
                 "--report",
-                help="Train under bsp, switch the policy in mid-run, finish, and print a table.",
+                help="Train under bsp, switch the policy during the run, and print a report.",
             ),
         ] = False,
-        to: Annotated[str, typer.Option(help="Policy to switch to (--report).")] = "chronica",
-        switch_at: Annotated[int, typer.Option(min=1, help="Step to switch at (--report).")] = 64,
+        to: Annotated[str, typer.Option(help="With --report: policy to switch to.")] = "chronica",
+        switch_at: Annotated[
+            int, typer.Option(min=1, help="With --report: step at which the policy is switched.")
+        ] = 64,
         as_json: Annotated[
-            bool, typer.Option("--json", help="Print only JSON on standard output (--report).")
+            bool, typer.Option("--json", help="With --report: print the report as JSON.")
         ] = False,
     ) -> None:
-        """Train a real model on real data with emulated device speeds, to watch or as a report."""
+        """Train a real model with emulated device speeds, to watch in a browser or for a report."""
         slowdowns = _slowdowns(slowdown)
         example("plaid")
         # The example trains on recordings that sktime provides.
@@ -289,7 +296,7 @@ def register(app: typer.Typer) -> None:
                 else:
                     print_report(figures)
                 if not figures["coverage"]["exact"]:
-                    raise PacelineError("coverage is not exact")
+                    raise PacelineError("an epoch did not use each sample exactly once")
             else:
                 _starting()
                 with Stack(data, 8000 if port is None else port) as stack:
@@ -330,7 +337,7 @@ def _let_in(stack: Stack, page: str) -> None:
     err.print(f"`paceline open{other}` prints another link.", soft_wrap=True)
     screen = sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
     if screen and err.is_terminal:
-        # Other users of the machine can read a browser's arguments, so a file passes the link.
+        # Other users of the machine can read the browser's arguments, so a file contains the link.
         path = (stack.data / "open.html").resolve()
         path.unlink(missing_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

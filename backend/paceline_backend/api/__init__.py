@@ -8,14 +8,14 @@ There is one module per resource, with its routes and the models of its queries 
 (start, stop, resume) with `run_nodes`, `switching`, `quality` and `engines`; `history`, `compare`,
 `details` and `export` (what is stored); `telemetry`, `report` and `live` (what ranks did and do);
 `evidence` (why a run is slow) and `forecasts`; `nodes`, `fleet`, `alerts`, `logs`, `audit`,
-`tokens` and `admin`; `monitoring` (probes and metrics). A value that `insight` or `requests`
-computes is returned as it is, and its dataclass there describes the fields.
+`tokens` and `admin`; `monitoring` (probes and metrics). Some routes return a dataclass of `insight`
+or `requests` unchanged; this dataclass then describes the fields.
 
-What all routes have in common: the middleware `auth.Authentication` checks every request before a
+All routes share the following. The middleware `auth.Authentication` checks every request before a
 route runs, by the rule of the route (`rules`). `middleware`, `headers` and `idempotency` have the
-rest of the middleware. Routes get the caller from `identity`, the store from `state`, shared
-parameters from `queries`, and the revision that a change is meant for from `preconditions`.
-`errors` turns exceptions into problem documents, and `openapi` completes the OpenAPI document.
+other middleware. Routes get the caller from `identity`, the store from `state`, shared parameters
+from `queries`, and the revision of a run that the caller has seen from `preconditions`. `errors`
+turns exceptions into problem documents, and `openapi` completes the OpenAPI document.
 
 Routes read from the store and pass requests to `paceline_backend.requests`. Routes contain no SQL
 and never import `control`.

@@ -1,7 +1,7 @@
 """REST: the server itself: its version, the caller, its presets, and rejected messages.
 
-Ingest rejects a message that it cannot store. An admin reads the reason in the list of rejected
-messages, and deletes the message.
+Ingest rejects a message that it cannot store. Operators can list the rejected messages with the
+reasons, and admins can delete them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paceline_backend.requests import rejected
 router = APIRouter()
 rejected_router = APIRouter(prefix="/rejected")
 
-# An entry's ID on the bus. The bus refuses numbers of more than 64 bits.
+# Pattern of an entry's ID on the bus. It is limited, because the bus accepts only 64-bit numbers.
 _NUMBER = r"^[0-9]{1,15}-[0-9]{1,15}$"
 _REJECTED_REFUSALS = documented(HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -36,9 +36,14 @@ class Version(BaseModel):
     """Version and identity of this server."""
 
     version: str = Field(examples=["0.1.0"])
-    protocol: int = Field(description="protocol version of messages on the bus", examples=[1])
-    id: str = Field(description="permanent id of this control plane", examples=["3f9a1c07be52d4e6"])
-    bus: str = Field(description="URL of the bus for agents", examples=["redis://127.0.0.1:6379/0"])
+    protocol: int = Field(
+        description="version of the protocol of messages on the bus", examples=[1]
+    )
+    id: str = Field(description="permanent id of the control plane", examples=["3f9a1c07be52d4e6"])
+    bus: str = Field(
+        description="URL at which agents reach the bus; with the password only for an admin",
+        examples=["redis://127.0.0.1:6379/0"],
+    )
 
 
 class Me(BaseModel):
@@ -49,13 +54,13 @@ class Me(BaseModel):
         description="role of the caller", examples=["operator"]
     )
     shared: bool = Field(
-        description="several people may share the token, so a change may name the person in "
-        "`operator`"
+        description="true: several people may share the caller's token, so the field `operator` of "
+        "a change may name the person"
     )
 
 
 class PolicyInfo(BaseModel):
-    """A preset."""
+    """A preset: a policy with a name and parameters."""
 
     name: str = Field(examples=["chronica"])
     summary: str = Field(examples=["Balances the load of every step by learned speeds"])
@@ -65,20 +70,21 @@ class PolicyInfo(BaseModel):
         examples=[{"window": {"type": "integer", "default": 64}}],
     )
     changes: Changes = Field(
-        description="what the preset changes in the training with default parameters, compared "
-        "with plain DDP of the same seed: nothing; which samples share a global batch; or also "
-        "which gradients are reduced together, and when",
+        description="what the preset with default parameters changes in the training, compared "
+        "with plain DDP of the same seed: nothing; batches: which samples share a global batch; "
+        "training: also which gradients are reduced together, and when",
         examples=["batches"],
     )
     changes_with: dict[str, dict[str, Changes]] = Field(
-        description="`changes` for the enum values of parameters with which it differs",
+        description="for each parameter, its enum values that alter what the preset changes in the "
+        "training, each with the resulting `changes`",
         examples=[{"mode": {"free": "batches"}}],
     )
 
 
 @router.get("/version", dependencies=[Depends(allow("viewer", "agent"))])
 def version(request: Request) -> Version:
-    """Return the release, the protocol version, the control plane's ID, and the URL of its bus.
+    """Return Paceline's version, the protocol version, the control plane's ID, and the bus's URL.
 
     The URL includes the password only for an admin's token.
     """
@@ -127,18 +133,21 @@ class RejectedMessage(BaseModel):
     """A message that ingest could not store."""
 
     entry: str = Field(examples=["1767225600000-0"])
-    run: str | None = Field(description="run that the message names", examples=["3f9a1c07be52"])
+    run: str | None = Field(
+        description="run that the message names; null: it names none", examples=["3f9a1c07be52"]
+    )
     kind: str | None = Field(
-        description="type of the message; null: the message is unreadable", examples=["steps"]
+        description="type of the message; null: the message cannot be decoded", examples=["steps"]
     )
     writer: str | None = Field(
         description="only client that may write to the message's stream; null: any client may",
         examples=["run 3f9a1c07be52"],
     )
     reason: str = Field(examples=["run 3f9a1c07be52: rank 4 is out of range: attempt 0 has 4"])
-    tries: int = Field(description="attempts to store the message", examples=[1])
+    tries: int = Field(description="number of attempts to store the message", examples=[1])
     written_at: float = Field(
-        description="Unix time at which it was written to the bus", examples=[1767225600.0]
+        description="Unix time at which the message was written to the bus",
+        examples=[1767225600.0],
     )
     rejected_at: float = Field(examples=[1767225600.0])
 
@@ -147,8 +156,10 @@ class RejectedMessages(BaseModel):
     """Messages that ingest could not store, newest first."""
 
     items: list[RejectedMessage]
-    kept: int = Field(description="number of messages that can be listed", examples=[2])
-    ever: int = Field(description="number of messages ever rejected on this bus", examples=[31])
+    kept: int = Field(description="number of rejected messages that can be listed", examples=[2])
+    ever: int = Field(
+        description="number of messages that were ever rejected on this bus", examples=[31]
+    )
 
 
 @rejected_router.get(

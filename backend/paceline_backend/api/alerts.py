@@ -1,7 +1,8 @@
 """REST: alerts, alert rules, and webhooks that receive alerts.
 
-An alert is raised when the condition of its rule holds, and resolved when it no longer does.
-Operators acknowledge alerts; admins change rules, and create the webhooks.
+An alert is raised when the condition of its rule has held for some time, and resolved when the
+condition has been gone for some time. Operators acknowledge alerts. Admins change rules, and create
+and delete webhooks.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _CHANGEABLE = ("enabled", "threshold", "raise_after_s", "resolve_after_s", "seve
 IfMatch = Annotated[
     str | None,
     Header(
-        description="`revision` of the rule on which the change is based, in quotes; `*` or "
-        "absent: any",
+        description="`revision` of the alert rule that the caller has seen, in quotes; `*` or "
+        "absent: change the rule whatever its revision is",
         examples=['"81985529"'],
     ),
 ]
@@ -59,33 +60,48 @@ class Alert(BaseModel):
     rule: str = Field(examples=["run-held-up"])
     severity: Severity = Field(examples=["warning"])
     run: str | None = Field(
-        description="run, which may have been deleted; null: the alert is about the control plane",
+        description="run that the alert is about, even if it was deleted; null: the alert is about "
+        "the control plane",
         examples=["3f9a1c07be52"],
     )
-    value: float = Field(description="last value beyond the threshold", examples=[0.41])
-    threshold: float = Field(description="threshold of the rule at that time", examples=[0.1])
+    value: float = Field(
+        description="last value that was beyond the rule's threshold", examples=[0.41]
+    )
+    threshold: float = Field(
+        description="threshold of the rule when `value` was measured", examples=[0.1]
+    )
     words: str = Field(examples=["Rank 3 computes 2.7 × slower since step 1,204."])
     since: float = Field(
-        description="Unix time at which the condition began", examples=[1767225000]
+        description="Unix time from which the rule's condition held", examples=[1767225000]
     )
     raised_at: float = Field(examples=[1767225600])
     gone_at: float | None = Field(
-        description="Unix time at which the condition ended; null: it still holds", examples=[None]
+        description="Unix time at which the rule's condition ended; null: it still holds",
+        examples=[None],
     )
-    resolved_at: float | None = Field(description="null: still active", examples=[None])
+    resolved_at: float | None = Field(
+        description="Unix time at which the alert was resolved; null: still active",
+        examples=[None],
+    )
     acknowledged_at: float | None = Field(examples=[1767225660])
     acknowledged_by: str | None = Field(
-        description="name of a token, or the `operator` of the request", examples=["ada"]
+        description="name of the token that acknowledged the alert, or the `operator` that the "
+        "request named; null: not acknowledged",
+        examples=["ada"],
     )
     acknowledged_why: str | None = Field(examples=["its disk is being replaced"])
 
 
 class AlertCounts(BaseModel):
-    """Number of active alerts, independent of the filter of the request."""
+    """Numbers of active alerts. The filter of the request does not affect them."""
 
-    raised: int = Field(examples=[3])
-    unacknowledged: int = Field(description="active alerts that are not acknowledged", examples=[2])
-    critical: int = Field(description="critical alerts among the unacknowledged ones", examples=[0])
+    raised: int = Field(description="number of active alerts", examples=[3])
+    unacknowledged: int = Field(
+        description="number of active alerts that are not acknowledged", examples=[2]
+    )
+    critical: int = Field(
+        description="number of active, critical alerts that are not acknowledged", examples=[0]
+    )
 
 
 class AlertPage(BaseModel):
@@ -93,20 +109,24 @@ class AlertPage(BaseModel):
 
     items: list[Alert]
     counts: AlertCounts
-    next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
+    next_cursor: str | None = Field(
+        description="`cursor` for the next page; null: this is the last page", examples=["MTIz"]
+    )
 
 
 class Acknowledgement(ChangeRequest):
-    """Acknowledgement of an alert: who takes care of it, and why no one else needs to."""
+    """Request to acknowledge an alert: its sender takes care of the alert."""
 
 
 class AlertRule(BaseModel):
-    """Condition on which an alert is raised and resolved."""
+    """Rule that defines when an alert is raised and resolved."""
 
     name: str = Field(examples=["run-held-up"])
     words: str = Field(description="condition of the rule, as a clause")
     unit: Literal["share", "ratio", "factor", "seconds", "count"] = Field(examples=["share"])
-    below: bool = Field(description="the condition holds below the threshold instead of above")
+    below: bool = Field(
+        description="true: the condition holds below the threshold; false: it holds above"
+    )
     enabled: bool = Field(examples=[True])
     threshold: float = Field(examples=[0.1])
     raise_after_s: float = Field(
@@ -119,17 +139,19 @@ class AlertRule(BaseModel):
     )
     severity: Severity = Field(examples=["warning"])
     changed_at: float | None = Field(
-        description="null: the rule has its default values", examples=[None]
+        description="Unix time of the last change by an admin; null: the rule has its defaults",
+        examples=[None],
     )
     changed_by: str | None = Field(examples=[None])
     revision: int = Field(
-        description="changes when an admin changes the rule; for the `If-Match` header of a change",
+        description="number that differs after each change of the rule, for the `If-Match` header "
+        "of a request to change the rule",
         examples=[81_985_529],
     )
 
 
 class RuleChange(ChangeRequest):
-    """Change of an alert rule. Fields that are left out keep their values."""
+    """Request to change an alert rule. Fields that are absent or null keep their values."""
 
     enabled: bool | None = None
     threshold: Annotated[float | None, Field(ge=0, le=1e9)] = None
@@ -143,11 +165,12 @@ class NewWebhook(In):
 
     name: Name = Field(examples=["on-call"])
     url: Annotated[str, Field(min_length=8, max_length=2_000)] = Field(
-        description="URL at an origin that the server allows with `--webhook-to`",
+        description="URL that receives the alerts; the server's option `--webhook-to` must allow "
+        "its origin",
         examples=["https://hooks.example.com/paceline"],
     )
     severity: Severity = Field(
-        default="warning", description="lowest severity that is sent to the webhook"
+        default="warning", description="lowest severity of alerts that are sent to the webhook"
     )
 
 
@@ -158,45 +181,64 @@ class Webhook(BaseModel):
     name: str = Field(examples=["on-call"])
     url: str = Field(examples=["https://hooks.example.com/paceline"])
     severity: Severity = Field(
-        description="lowest severity that is sent to the webhook", examples=["warning"]
+        description="lowest severity of alerts that are sent to the webhook", examples=["warning"]
     )
     created_at: float = Field(examples=[1767225600])
     created_by: str = Field(examples=["ada"])
     tries: int | None = Field(
-        description="attempts of the newest delivery; null: no delivery yet", examples=[1]
+        description="number of attempts to send the newest delivery; null: no delivery yet",
+        examples=[1],
     )
     tried_at: float | None = Field(
-        description="Unix time of the last attempt", examples=[1767225600]
+        description="Unix time of the last attempt to send the newest delivery; null: no attempt",
+        examples=[1767225600],
     )
-    sent_at: float | None = Field(description="null: not delivered", examples=[1767225600])
+    sent_at: float | None = Field(
+        description="Unix time at which the receiver accepted the newest delivery; null: not "
+        "accepted",
+        examples=[1767225600],
+    )
     due_at: float | None = Field(
-        description="Unix time of the next attempt; null: delivered or given up", examples=[None]
+        description="Unix time of the next attempt to send the newest delivery; null: it was "
+        "accepted or given up",
+        examples=[None],
     )
-    status: int | None = Field(description="HTTP status of the last attempt", examples=[200])
-    error: str | None = Field(description="why the last attempt failed", examples=[None])
+    status: int | None = Field(
+        description="HTTP status of the last attempt to send; null: no response", examples=[200]
+    )
+    error: str | None = Field(
+        description="why the last attempt to send failed; null: it did not fail", examples=[None]
+    )
 
 
 class CreatedWebhook(Webhook):
     """A webhook that the request has just created, with its secret."""
 
     secret: str = Field(
-        description="for checking signatures; shown only here", examples=["whsec_…"]
+        description="key with which the receiver checks the signatures of deliveries; only this "
+        "response shows it",
+        examples=["whsec_…"],
     )
 
 
 class WebhookTest(BaseModel):
     """Result of a test delivery."""
 
-    sent: bool = Field(description="whether the receiver accepted the delivery", examples=[True])
-    status: int | None = Field(description="HTTP status; null: no response", examples=[200])
-    error: str | None = Field(examples=[None])
+    sent: bool = Field(description="true: the receiver accepted the delivery", examples=[True])
+    status: int | None = Field(
+        description="HTTP status of the receiver's response; null: no response", examples=[200]
+    )
+    error: str | None = Field(
+        description="why the delivery failed; null: it did not fail", examples=[None]
+    )
 
 
 class AlertQuery(BaseModel):
     """Query parameters that select alerts."""
 
     state: Annotated[
-        Literal["raised", "resolved"] | None, Query(description="`raised` alerts are still active")
+        Literal["raised", "resolved"] | None,
+        Query(description="raised: only active alerts; resolved: only alerts that have ended"),
     ] = None
     rule: Annotated[str | None, Query(max_length=100, description="only alerts of this rule")] = (
         None
@@ -207,7 +249,7 @@ class AlertQuery(BaseModel):
     severity: Annotated[Severity | None, Query(description="only alerts of this severity")] = None
     acknowledged: Annotated[
         bool | None,
-        Query(description="only alerts that are acknowledged, or only those that are not"),
+        Query(description="true: only acknowledged alerts; false: only unacknowledged alerts"),
     ] = None
     since: Annotated[
         float | None, Query(description="only alerts raised at this Unix time or later")
@@ -264,7 +306,7 @@ def acknowledge_alert(
 
 @router.get("/rules", response_model=list[AlertRule], dependencies=[Depends(VIEWER)])
 def list_rules(request: Request) -> Any:
-    """List the alert rules: when an alert is raised, and when it is resolved."""
+    """List the alert rules, which define when alerts are raised and resolved."""
     with store_of(request).read() as connection:
         return [_shown(rule) for rule in _rules(connection).values()]
 
@@ -276,7 +318,7 @@ def list_rules(request: Request) -> Any:
     dependencies=[Depends(ADMIN)],
 )
 def change_rule(request: Request, rule: str, body: RuleChange, if_match: IfMatch = None) -> Any:
-    """Change an alert rule. The change applies from the next check on."""
+    """Change an alert rule. The change applies from the next check of the condition on."""
     _check(rule)
     by = requester_of(request, body.by, body.why, body.operator)
     given = body.model_dump(include=set(_CHANGEABLE), exclude_none=True)
@@ -309,7 +351,11 @@ def _rules(connection: Connection) -> dict[str, Rule]:
 
 
 def _locked(connection: Connection, rule: str, if_match: str | None) -> Rule:
-    """Lock a rule until the transaction ends, and return it; refuse an outdated `If-Match`."""
+    """Lock a rule until the transaction ends, and return it.
+
+    Raises:
+        ProblemError: `if_match` names an earlier revision of the rule.
+    """
     changed_rules.lock(connection, rule)
     known = _rules(connection)[rule]
     _check_seen(known, if_match)
@@ -358,7 +404,7 @@ def list_webhooks(request: Request) -> Any:
     responses=documented(HTTPStatus.BAD_REQUEST, _INVALID),
 )
 def create_webhook(request: Request, body: NewWebhook) -> Any:
-    """Create a webhook. The response is the only one that shows its secret."""
+    """Create a webhook. Only this response shows the webhook's secret."""
     try:
         origin = sending.allowed_origin(body.url, settings_of(request).webhook_origins)
     except sending.AddressError as error:
@@ -376,7 +422,7 @@ def create_webhook(request: Request, body: NewWebhook) -> Any:
     "/{webhook}", response_model=Webhook, responses=documented(_MISSING, _INVALID)
 )
 def delete_webhook(request: Request, webhook: str) -> Any:
-    """Delete a webhook. Deliveries that are still due are dropped."""
+    """Delete a webhook. Its deliveries that are not sent yet are dropped."""
     try:
         with store_of(request).write() as connection:
             known = webhooks.get(connection, webhook)

@@ -63,7 +63,7 @@ from paceline_backend.server import tracing
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, meta
 
-# Errors that middleware can return on any route. 422: an unknown query parameter.
+# Error statuses that any route of the API may return. 422: an unknown query parameter.
 _REFUSALS = documented(
     *(HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     *(HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE),
@@ -118,7 +118,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def create_app(store: Store, settings: Settings) -> FastAPI:
-    """Build the application over an open store. The caller closes the store afterwards."""
+    """Build the application on an open store, which the caller must close afterwards."""
     prefix = settings.path_prefix
     app = FastAPIOffline(
         title="Paceline",
@@ -137,10 +137,11 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.control_id = meta.control_id(store)
     # `web.run` replaces this function, so that event streams end when the server shuts down.
     app.state.closing = lambda: False
-    # Pages that import modules after the start call this function, which `web.run` replaces.
+    # Pages that import modules after the start call this function afterwards. `web.run` replaces it
+    # by one that excludes the modules from garbage collection.
     app.state.loaded = lambda: None
     app.state.figures = Figures(store)
-    # Client for short commands. Its connections stay open.
+    # Client of the bus for short commands. Its connections stay open.
     app.state.bus = connect(settings.bus)
     app.state.reader = ChangeReader(store, settings.bus)
     app.state.asker = Asker(settings.bus)
@@ -150,7 +151,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     rules: dict[str, Allow] = dict.fromkeys((*_DOCS, *_UNKNOWN), VIEWER)
     app.state.rules = rules
     errors.install(app)
-    # The middleware that is added first runs last, next to the routes.
+    # The middleware that is added first runs last, just before the routes.
     app.add_middleware(Repeats, store=store)
     app.add_middleware(WakeWorkers, bus=app.state.bus)
     app.add_middleware(GZipMiddleware)
@@ -186,7 +187,8 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
 def _telemetry() -> TelemetryConfig:
     """Return FastAPI's settings for traces and metrics.
 
-    Requests for the paths `_UNOBSERVED` are not recorded: the URL of a login contains a secret.
+    Requests for the paths `_UNOBSERVED` are not recorded, for example because the URL of a login
+    contains a secret.
     """
     observed = tracing.now()
     return {
@@ -206,9 +208,10 @@ _rest = APIRouter()
 @_rest.api_route("/api", methods=_METHODS, include_in_schema=False)
 @_rest.api_route("/api/{path:path}", methods=_METHODS, include_in_schema=False)
 def unknown(request: Request) -> None:
-    """Answer requests for unknown API paths, which the pages' catch-all would answer otherwise.
+    """Refuse requests for unknown API paths, which would else get a page of the dashboard.
 
-    This route accepts all methods, so it must answer 405 itself: the router does not.
+    This route accepts all methods, so the router never answers 405. If the path exists for other
+    methods, this function does so instead.
     """
     if methods := request.app.state.routes.methods(request.url.path):
         raise HTTPException(

@@ -2,8 +2,8 @@
 
 `holders` returns the nodes that may have an answer, and `ask` sends these nodes a question. If no
 node has answered, `refusal` combines the nodes' errors into one error. `missing` returns the
-reasons why nodes do not have what was requested. These functions raise `redis.RedisError` while the
-bus is unavailable, and `StoreError` while the database is unavailable.
+reasons why nodes do not have what was requested. Functions raise `redis.RedisError` while the bus
+is unavailable, and `StoreError` while the database is unavailable.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from paceline_backend.store.nodes import run_nodes
 
 
 class AskedNode(BaseModel):
-    """A node that may have logs."""
+    """A node that was asked for logs or stacks of a run."""
 
     node: str = Field(examples=["node-1"])
     problem: str | None = Field(
-        description="why its logs are missing; null: the node has answered", examples=[None]
+        description="why the node has not given its logs or stacks; null: it has answered",
+        examples=[None],
     )
 
 
 @dataclass(frozen=True)
 class LogHolder:
-    """A node that may have logs of a run.
+    """A node that may have logs and stacks of a run.
 
-    `alive`: the node's agent sends heartbeats. `signed`: the agent has a session on the bus.
+    `alive` is true if the node's agent sends heartbeats, and `signed` if the agent has a session on
+    the bus.
     """
 
     node: str
@@ -51,13 +53,13 @@ class LogHolder:
 def holders(
     store: Store, run: str, rank: int | None = None, attempt: int | None = None
 ) -> list[LogHolder]:
-    """Return the nodes that may have a log, sorted by name.
+    """Return the nodes that may have a log of a run, sorted by name.
 
     Args:
         store: the database.
-        run: public ID.
-        rank: rank that wrote the log; None: logs of all ranks and of launchers.
-        attempt: attempt of the log; None: the newest attempt that has a log.
+        run: public ID of the run.
+        rank: rank that wrote the log; None: any rank or launcher.
+        attempt: attempt in which the log was written; None: the newest attempt.
 
     Raises:
         UnknownRunError: no such run.
@@ -83,7 +85,7 @@ def holders(
 
 
 def _holder(name: str, node: dict[str, Any] | None) -> LogHolder:
-    # The node is unknown if the user started `paceline run` there, without an agent.
+    # The node is unknown if a user started `paceline run` on a machine without an agent.
     if node is None:
         return LogHolder(name, alive=False, signed=False)
     return LogHolder(name, alive=node["alive"], signed=node["signed"])
@@ -100,7 +102,7 @@ def _placement(store: Store, key: int, attempt: int) -> tuple[str, ...]:
 async def ask(
     store: Store, asker: Asker, known: Sequence[LogHolder], run: str, question: Question
 ) -> list[object | Exception]:
-    """Send a question to nodes. Return each node's answer, or the error if it did not answer."""
+    """Send a question to nodes. Return, for each node, its answer or an error."""
     keys = await run_in_threadpool(sessions.keys, store, [holder.node for holder in known])
     asked = (_ask_one(asker, holder, keys, run, question) for holder in known)
     return list(await asyncio.gather(*asked))
@@ -136,7 +138,7 @@ def refusal(answers: Sequence[object]) -> Exception:
 
 
 def missing(known: Sequence[LogHolder], answers: Sequence[object]) -> str:
-    """Return why nodes do not have what was requested; empty if no node reports that."""
+    """Return why nodes do not have what was requested; empty: no node has reported a reason."""
     whys = [
         f"node {holder.node}: {answer.why}"
         for holder, answer in zip(known, answers, strict=True)

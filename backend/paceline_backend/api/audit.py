@@ -1,7 +1,7 @@
-"""REST: the audit log, of all runs or of one.
+"""REST: the audit log, as a whole or for one run.
 
-Operators read all changes, including changes of deleted runs; viewers read the changes of a run
-that exists.
+Operators can read all changes, including changes of deleted runs. Viewers can read only the changes
+of a run that exists.
 """
 
 from __future__ import annotations
@@ -25,11 +25,20 @@ router = APIRouter()
 class RunChange(BaseModel):
     """A change of a run."""
 
-    at: float = Field(description="Unix time", examples=[1767225700.0])
-    who: str = Field(description="a token's name, or `auto`", examples=["ada"])
-    via: str = Field(description="client program, as it names itself", examples=["cli"])
+    at: float = Field(description="Unix time of the change", examples=[1767225700.0])
+    who: str = Field(
+        description="requester of the change: a token or user by name, `auto` or the control plane",
+        examples=["ada"],
+    )
+    via: str = Field(
+        description="name of the client program, as it reports itself; empty: unknown",
+        examples=["cli"],
+    )
     action: str = Field(examples=["run.policy"])
-    revision: int | None = Field(description="revision of the run after the change", examples=[3])
+    revision: int | None = Field(
+        description="revision of the run after the change; null: no run was changed",
+        examples=[3],
+    )
     why: str = Field(examples=["rank 3 is too slow"])
     details: dict[str, Any] = Field(examples=[{"policy": "chronica"}])
 
@@ -38,19 +47,24 @@ class RunChanges(BaseModel):
     """Changes of a run, newest first."""
 
     items: list[RunChange]
-    next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
+    next_cursor: str | None = Field(
+        description="`cursor` for the next page; null: this is the last page", examples=["MTIz"]
+    )
 
 
 class AuditEntry(RunChange):
     """A change of any kind, of a run or of the control plane."""
 
     scope: str = Field(
-        description="role of the requester; empty: the control plane", examples=["operator"]
+        description="role of the requester; empty: the control plane itself", examples=["operator"]
     )
-    address: str = Field(description="address of the client", examples=["10.0.0.7"])
+    address: str = Field(
+        description="network address of the client; empty: none", examples=["10.0.0.7"]
+    )
     run: str | None = Field(examples=["3f9a1c07be52"])
     target: str = Field(
-        description="changed object other than the run, such as a token's id", examples=[""]
+        description="changed object other than a run, such as a token's name; empty: none",
+        examples=[""],
     )
 
 
@@ -58,7 +72,9 @@ class AuditPage(BaseModel):
     """Changes, newest first."""
 
     items: list[AuditEntry]
-    next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
+    next_cursor: str | None = Field(
+        description="`cursor` for the next page; null: this is the last page", examples=["MTIz"]
+    )
 
 
 class ChangeQuery(BaseModel):
@@ -66,7 +82,8 @@ class ChangeQuery(BaseModel):
 
     run: Annotated[str | None, Query(max_length=200, description="only changes of this run")] = None
     who: Annotated[
-        str | None, Query(max_length=200, description="only changes by this requester")
+        str | None,
+        Query(max_length=200, description="only changes that this requester (`who`) made"),
     ] = None
     action: Annotated[
         str | None,
@@ -84,7 +101,7 @@ class ChangeQuery(BaseModel):
     dependencies=[Depends(OPERATOR)],
 )
 def list_changes(request: Request, which: Annotated[ChangeQuery, Query()], page: Page) -> Any:
-    """List who changed what, newest first, including changes of deleted runs."""
+    """List changes of runs and of the control plane, newest first, also of deleted runs."""
     return _page(request, audit.ChangeFilter(**which.model_dump()), page)
 
 
@@ -95,7 +112,7 @@ def list_changes(request: Request, which: Annotated[ChangeQuery, Query()], page:
     dependencies=[Depends(VIEWER)],
 )
 def list_changes_of_run(request: Request, run: str, page: Page) -> Any:
-    """List who changed the run, newest first."""
+    """List the changes of a run, newest first."""
     with store_of(request).read() as connection:
         key_of(connection, run)
     return _page(request, audit.ChangeFilter(run), page)

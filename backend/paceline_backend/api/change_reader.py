@@ -1,10 +1,10 @@
 """One reader of the bus for all event streams of a process.
 
-`ChangeReader` follows the stream of changes on the bus, queries the database about the runs that
-clients follow, and passes each `PendingEvent` its next event. An event reports only that something
-is new; the client requests the data itself. A slow client therefore needs no buffer, because later
-events are merged into the pending one, and nothing has to be replayed. After an outage any run may
-have changed, so every client gets an event.
+`ChangeReader` reads the stream of changes on the bus, and queries the database about the runs that
+clients follow. It puts the next event of each client into the client's `PendingEvent`. An event
+reports only that something is new; the client requests the data itself. A slow client therefore
+needs no buffer, because later events are merged into the pending one, and no event has to be
+replayed. After an outage any run may have changed, so every client gets an event.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _READER_CONNECTIONS = 2
 _QUEUED_S = 20.0  # seconds
 _ANSWER_S = 5.0  # seconds
 _BLOCK_MS = 250
-# Pause between two reads. Changes during the pause become one event.
+# Pause between two reads. Changes during the pause are merged into one event.
 _READ_PAUSE_S = 0.05  # seconds
 _OUTAGE_S = 0.5  # seconds
 # Pause between two checks of the database.
@@ -45,42 +45,42 @@ Event = dict[str, Any]
 
 
 class PendingEvent:
-    """The pending event of one client."""
+    """The event that one client gets next, if there is any."""
 
     def __init__(self) -> None:
-        # True if the pending event is the last event of the client.
+        # True if the client gets no further event after the pending one.
         self.is_last = False
         self._event: Event | None = None
-        self._news = asyncio.Event()
+        self._pending = asyncio.Event()
 
     def put(self, event: Event) -> None:
-        """Merge an event into the pending event, if any, and keep the earlier of the two steps."""
+        """Merge an event into the pending event, if any; the earlier of the two steps is kept."""
         before = None if self._event is None else self._event["step"]
         self._event = {**event, "step": _earlier(before, event["step"])}
-        self._news.set()
+        self._pending.set()
 
     def end(self) -> None:
         """Mark the pending event as the last one."""
         self.is_last = True
-        self._news.set()
+        self._pending.set()
 
     def take(self) -> Event | None:
-        """Return and forget the pending event, or return None if there is none."""
+        """Remove and return the pending event; None: there is none."""
         event, self._event = self._event, None
         if not self.is_last:
-            self._news.clear()
+            self._pending.clear()
         return event
 
     async def wait(self, timeout_s: float) -> None:
-        """Return when an event is pending, or after the timeout."""
+        """Wait until an event is pending, but at most `timeout_s` seconds."""
         with anyio.move_on_after(timeout_s):
-            await self._news.wait()
+            await self._pending.wait()
 
 
 class ChangeReader:
-    """Reader of the stream of changes. It reads only while clients follow a run.
+    """Reader of the stream of changes on the bus. It reads only while clients follow a run.
 
-    `tell` and `tell_end` raise `StoreUnavailableError` while the database is away.
+    `tell` and `tell_end` raise `StoreUnavailableError` while the database is unavailable.
     """
 
     def __init__(self, store: Store, bus: str) -> None:
@@ -89,7 +89,7 @@ class ChangeReader:
         self._client: redis.asyncio.Redis | None = None
         # Run → its followers.
         self._followers: dict[str, set[PendingEvent]] = {}
-        # Last entry on the bus for which followers have got their events.
+        # Position on the bus of the last entry whose events the followers have got.
         self._position: bytes | None = None
         self._task: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -111,13 +111,13 @@ class ChangeReader:
 
     @property
     def awaited(self) -> str | None:
-        """`bus` or `database`, whichever does not answer, or None if both answer."""
+        """The part that does not answer, `bus` or `database`; None: both answer."""
         if self._bus_away:
             return "bus"
         return "database" if self._database_away else None
 
     async def close(self) -> None:
-        """Close the connections. Call this after all streams have ended."""
+        """Stop reading, and close the connections. Call this after all streams have ended."""
         tasks = [task for task in (self._task, self._watch) if task is not None]
         for task in tasks:
             task.cancel()
@@ -130,8 +130,7 @@ class ChangeReader:
         follower = PendingEvent()
         self._followers.setdefault(run, set()).add(follower)
         if self._task is None or self._task.done():
-            # The reader was stopped meanwhile, so its position and the state of the bus are
-            # outdated.
+            # The reader was not running, so its position and its state of the bus are outdated.
             self._bus_away = False
             self._position = None
             self._task = asyncio.create_task(self._run())
@@ -154,18 +153,18 @@ class ChangeReader:
         wanted = [run for run in changed if run in self._followers]
         if not wanted:
             return
-        standings = await self._standing(wanted)
+        states = await self._states_of(wanted)
         for run in wanted:
             for follower in self._followers.get(run, ()):
-                _put(follower, standings.get(run), changed[run])
+                _put(follower, states.get(run), changed[run])
 
     async def tell_end(self, run: str, follower: PendingEvent) -> None:
         """Give a follower the final event if its run has already ended."""
-        standing = (await self._standing([run])).get(run)
+        standing = (await self._states_of([run])).get(run)
         if standing is None or standing.state in ENDED:
             _put(follower, standing, None)
 
-    async def _standing(self, names: Collection[str]) -> dict[str, runs.Standing]:
+    async def _states_of(self, names: Collection[str]) -> dict[str, runs.Standing]:
         def ask() -> dict[str, runs.Standing]:
             with self.store.read() as connection:
                 return runs.standing(connection, names)
@@ -201,10 +200,11 @@ class ChangeReader:
                 await asyncio.sleep(_READ_PAUSE_S)
 
     async def _watch_database(self) -> None:
-        """Check whether the database answers.
+        """Check regularly whether the database answers.
 
-        Without the database nothing is committed, so no entry on the bus reports its outage. Only
-        one query is pending at a time: the next one is sent after the previous one has returned.
+        During an outage of the database nothing is committed, so no entry on the bus would reveal
+        the outage. Only one query is pending at a time: the next one is sent after the previous one
+        has returned.
         """
         asked: asyncio.Future[None] | None = None
         while self._followers or asked is not None:
@@ -224,7 +224,11 @@ class ChangeReader:
 
 
 def _put(follower: PendingEvent, standing: runs.Standing | None, step: int | None) -> None:
-    """Give a follower the event of a change; `standing` is None if the run was deleted."""
+    """Give a follower the event of a change.
+
+    `standing` is the run's current state and revision, None if the run was deleted. `step` is the
+    earliest new step, None if there is none.
+    """
     ended = standing is None or standing.state in ENDED
     if standing is not None:
         kind = "end" if ended else "change"
@@ -234,7 +238,7 @@ def _put(follower: PendingEvent, standing: runs.Standing | None, step: int | Non
 
 
 def _merged(entries: Iterable[Mapping[bytes, bytes]]) -> dict[str, int | None]:
-    """Merge entries; return the changed runs, each with its earliest new step."""
+    """Merge entries of the stream; return the changed runs, each with its earliest new step."""
     changed: dict[str, int | None] = {}
     for fields in entries:
         for name, value in fields.items():

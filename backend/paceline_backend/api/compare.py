@@ -1,4 +1,4 @@
-"""REST: runs, or parts of runs, side by side with confidence intervals."""
+"""REST: comparison of runs, or of parts of runs, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -24,17 +24,27 @@ class ComparedSide(BaseModel):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    side: str = Field(description="side as in the request", examples=["3f9a1c07be52@1"])
+    side: str = Field(description="the side as the request named it", examples=["3f9a1c07be52@1"])
     run: str = Field(examples=["3f9a1c07be52"])
     name: str = Field(examples=["train"])
-    policy: str = Field(description="policy in force in the last step", examples=["paceline"])
+    policy: str = Field(
+        description="policy in force in the side's last step", examples=["paceline"]
+    )
     version: int = Field(examples=[1])
-    from_: int | None = Field(alias="from", description="first step", examples=[84])
-    to: int | None = Field(description="last step", examples=[599])
-    steps: int = Field(description="number of complete steps that count", examples=[516])
+    from_: int | None = Field(
+        alias="from",
+        description="first step of the side that is compared; null: no steps",
+        examples=[84],
+    )
+    to: int | None = Field(
+        description="last step of the side that is compared; null: no steps", examples=[599]
+    )
+    steps: int = Field(
+        description="number of complete steps of the side that are compared", examples=[516]
+    )
     trained: list[tuple[int, int]] = Field(
-        description="some steps, each with the number of samples that the run had trained on "
-        "before it",
+        description="pairs of a step of the side, and the number of samples that the run had "
+        "trained on before this step",
         examples=[[(84, 2_688), (599, 19_168)]],
     )
 
@@ -42,50 +52,64 @@ class ComparedSide(BaseModel):
 class Difference(BaseModel):
     """Difference of one side from the first side.
 
-    `low` and `high` bound the 95 % confidence interval; null: unknown.
+    `low` and `high` bound the 95 % confidence interval of `value`; null: unknown.
     """
 
-    value: float = Field(description="this side's value minus the first side's", examples=[-0.15])
+    value: float = Field(
+        description="value of the side minus value of the first side", examples=[-0.15]
+    )
     low: float | None = Field(examples=[-0.16])
     high: float | None = Field(examples=[-0.14])
     ratio: float | None = Field(
-        description="this side's value ÷ the first side's − 1", examples=[-0.25]
+        description="value of the side ÷ value of the first side − 1; null: unknown",
+        examples=[-0.25],
     )
-    known: bool = Field(description="the interval is known and excludes zero")
+    known: bool = Field(
+        description="true: the difference's confidence interval is known and excludes zero"
+    )
     better: bool | None = Field(
-        description="whether a known change is an improvement; null: neither better nor worse"
+        description="true: the side is better than the first side; false: it is worse; null: "
+        "neither, or unknown"
     )
 
 
 class ComparedTarget(BaseModel):
-    """A target of one of the sides."""
+    """Target of the run of one of the sides."""
 
     metric: str = Field(examples=["accuracy"])
     value: float = Field(examples=[0.9])
     direction: Direction = Field(examples=[">="])
-    source: Source = Field(description="source of the values, as in a run's target")
+    source: Source = Field(
+        description="source of the values that are compared with the target: `evaluations`, or "
+        "`training` for means of the training loss over 100 steps"
+    )
 
 
 class ComparedFigure(BaseModel):
-    """A metric of all sides."""
+    """A figure of all sides: a mean over steps, a result of the model, or a cost."""
 
     figure: str = Field(
-        description="`last`, `best`, `least`, `greatest` of a metric; `after_s`, `epoch`, "
-        "`trained` of a target; `cost`, `waited_cost`; otherwise a metric of steps",
+        description="name of the figure: `last`, `best`, `least` or `greatest` value of `metric`; "
+        "`after_s`, `epoch` or `trained` when `target` was met; `cost` or `waited_cost`; or a "
+        "metric of steps",
         examples=["step_s"],
     )
-    unit: str = Field(description="unit; for costs, the currency", examples=["s"])
+    unit: str = Field(description="unit of the figure; for a cost, its currency", examples=["s"])
     metric: str | None = Field(
         default=None,
-        description="metric of evaluations to which the figure belongs",
+        description="metric of evaluations to which the figure belongs; null: none",
         examples=[None],
     )
     target: ComparedTarget | None = Field(
-        default=None, description="target to which the figure belongs", examples=[None]
+        default=None,
+        description="target to which the figure belongs; null: none",
+        examples=[None],
     )
-    values: list[float | None] = Field(description="value of each side", examples=[[0.6, 0.45]])
+    values: list[float | None] = Field(
+        description="value of the figure for each side; null: unknown", examples=[[0.6, 0.45]]
+    )
     changes: list[Difference | None] = Field(
-        description="difference of each further side; null: unknown"
+        description="difference of each further side from the first side; null: unknown"
     )
 
 
@@ -95,7 +119,8 @@ class Comparison(BaseModel):
     sides: list[ComparedSide]
     differences: list[ComparedFigure]
     words: list[str] = Field(
-        description="a sentence about each further side",
+        description="for each further side, a sentence about its step time compared with the first "
+        "side",
         examples=[["B takes 25.4 % ± 0.8 less time per step."]],
     )
 
@@ -115,13 +140,13 @@ def get_comparison(
         Query(
             min_length=2,
             max_length=6,
-            description="id of a run; with `:100-499`: only these steps; with `@1`: only the "
-            "steps of this policy version, without the first 20",
+            description="id of a run; with `:100-499` appended, only steps 100 to 499 of the run; "
+            "with `@1` appended, only the steps of policy version 1, without the first 20",
             examples=[["3f9a1c07be52@0", "3f9a1c07be52@1"]],
         ),
     ],
 ) -> Any:
-    """Return metrics of each side, and the differences between the first side and the others."""
+    """Return figures of each side, and the differences between the first side and the others."""
     with store_of(request).read() as connection:
         try:
             sides = [compare.read(connection, text) for text in side]

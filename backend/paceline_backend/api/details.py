@@ -1,4 +1,4 @@
-"""REST: all that is stored about one run: epochs, samples, devices, forecasts and verdicts."""
+"""REST: stored data of one run: epochs, samples, devices, forecasts and verdicts."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class EpochSummary(BaseModel):
     last_step: int = Field(examples=[599])
     steps: int = Field(examples=[300])
     samples: int = Field(examples=[19_200])
-    wall_s: float = Field(description="sum of the steps' times", examples=[90.0])
+    wall_s: float = Field(description="sum of the step times in seconds", examples=[90.0])
     first_ended_at: float = Field(
-        description="Unix time at which its first step ended", examples=[1767225700.0]
+        description="Unix time at which the first step of the epoch ended", examples=[1767225700.0]
     )
     ended_at: float = Field(
-        description="Unix time at which its last step ended", examples=[1767225790.0]
+        description="Unix time at which the last step of the epoch ended", examples=[1767225790.0]
     )
     step_s: float = Field(examples=[0.3])
     se: float | None = Field(examples=[0.1])
@@ -60,38 +60,66 @@ class EpochWorker(BaseModel):
     """Sums over a worker's complete steps in an epoch."""
 
     rank: int = Field(examples=[3])
-    steps: int = Field(description="steps that the worker reported", examples=[300])
+    steps: int = Field(
+        description="number of complete steps that the worker reported", examples=[300]
+    )
     samples: int = Field(examples=[4_800])
     load: float = Field(examples=[1_536_000.0])
-    share: float = Field(description="share of the load of all workers", examples=[0.25])
+    share: float = Field(
+        description="load of the worker ÷ load of all workers, in the epoch", examples=[0.25]
+    )
     dif: float | None = Field(
-        description="sample standard deviation of the sizes of its samples; null: unknown",
+        description="sample standard deviation of the sizes of the worker's samples; null: unknown",
         examples=[96.5],
     )
     ett_s: float | None = Field(
-        description="Σ ETT over the steps with an ETT; null: no step has one", examples=[58.1]
+        description="sum of the estimated compute times (ETT) in seconds; null: no step has an "
+        "estimate",
+        examples=[58.1],
     )
-    compute_s: float = Field(description="Σ T", examples=[57.0])
+    compute_s: float = Field(
+        description="sum of the measured compute times (T) in seconds", examples=[57.0]
+    )
     ett_error: float | None = Field(
-        description="|Σ ETT − Σ T| / Σ T over the steps with an ETT", examples=[0.02]
+        description="|Σ ETT − Σ T| ÷ Σ T, for the estimated (ETT) and the measured compute times "
+        "(T) of the steps that have an estimate; null: no step has one",
+        examples=[0.02],
     )
-    data_s: float = Field(description="seconds spent waiting for the data loader", examples=[0.3])
-    wait_s: float = Field(description="seconds spent waiting for slower ranks", examples=[6.2])
-    wall_s: float = Field(description="sum of its step times", examples=[90.0])
-    waste: float | None = Field(description="wait_s ÷ wall_s", examples=[0.07])
+    data_s: float = Field(
+        description="seconds that the worker waited for its data loader", examples=[0.3]
+    )
+    wait_s: float = Field(
+        description="seconds that the worker waited for slower ranks", examples=[6.2]
+    )
+    wall_s: float = Field(description="sum of the worker's step times in seconds", examples=[90.0])
+    waste: float | None = Field(
+        description="share of the worker's time that it waited for slower ranks: `wait_s` ÷ "
+        "`wall_s`; null: unknown",
+        examples=[0.07],
+    )
     slowest_share: float = Field(
-        description="share of steps in which it was the slowest", examples=[0.1]
+        description="share of the steps in which no other worker computed longer", examples=[0.1]
     )
     came: int | None = Field(
-        description="its samples that another worker had in the previous epoch; null: unknown",
+        description="number of the worker's samples that another worker had in the previous "
+        "epoch; null: unknown",
         examples=[1_204],
     )
-    came_load: float | None = Field(description="load of these samples", examples=[385_280.0])
+    came_load: float | None = Field(
+        description="load of the worker's samples that another worker had in the previous epoch; "
+        "null: unknown",
+        examples=[385_280.0],
+    )
     went: int | None = Field(
-        description="its samples of the previous epoch that another worker has now",
+        description="number of the worker's samples of the previous epoch that another worker has "
+        "in this epoch; null: unknown",
         examples=[1_204],
     )
-    went_load: float | None = Field(description="load of these samples", examples=[385_280.0])
+    went_load: float | None = Field(
+        description="load of the worker's samples of the previous epoch that another worker has in "
+        "this epoch; null: unknown",
+        examples=[385_280.0],
+    )
 
 
 class Assigned(BaseModel):
@@ -101,7 +129,11 @@ class Assigned(BaseModel):
     epoch: int = Field(examples=[0])
     attempt: int = Field(examples=[0])
     rank: int = Field(examples=[3])
-    samples: list[int] = Field(description="indices in the data set", examples=[[17, 4, 91]])
+    samples: list[int] = Field(
+        description="indices of the samples in the data set; for a stream, numbers of the epoch's "
+        "samples",
+        examples=[[17, 4, 91]],
+    )
 
 
 class Assignments(BaseModel):
@@ -109,41 +141,53 @@ class Assignments(BaseModel):
 
     items: list[Assigned]
     next_from: int | None = Field(
-        description="`from` of the next page; null: the last page", examples=[None]
+        description="`from` for the next page; null: this is the last page", examples=[None]
     )
 
 
 class PlacedRank(BaseModel):
-    """A rank's node, and what is known about its device."""
+    """Node and device of a rank."""
 
     rank: int = Field(examples=[0])
-    node: str | None = Field(description="null: unknown", examples=["node-1"])
+    node: str | None = Field(description="node of the rank; null: unknown", examples=["node-1"])
     limit: int | None = Field(
-        description="samples that fit into its memory; null: unknown", examples=[64]
+        description="number of samples that fit into the rank's device memory; null: unknown",
+        examples=[64],
     )
     profile: list[tuple[int, float]] = Field(
-        description="samples and seconds of its trial steps; empty: no trial steps",
+        description="number of samples, and seconds, of each trial step of the rank; empty: no "
+        "trial steps",
         examples=[[[8, 0.1], [16, 0.18]]],
     )
-    device: DeviceInfo | None = Field(description="null: unknown")
+    device: DeviceInfo | None = Field(description="device of the rank; null: unknown")
 
 
 class RunDevices(BaseModel):
     """Ranks and their devices, as the leader of the latest attempt reported them."""
 
-    attempt: int | None = Field(description="null: its leader has not reported yet", examples=[0])
+    attempt: int | None = Field(
+        description="latest attempt whose leader has reported; null: none yet", examples=[0]
+    )
     device: str | None = Field(examples=["NVIDIA H100"])
-    emulated: dict[str, Any] | None = Field(description="emulated device speeds", examples=[None])
-    paceline: str | None = Field(description="Paceline version of the ranks", examples=["0.1.0"])
+    emulated: dict[str, Any] | None = Field(
+        description="emulated device speeds of the ranks; null: not emulated", examples=[None]
+    )
+    paceline: str | None = Field(
+        description="Paceline version of the ranks; null: unknown", examples=["0.1.0"]
+    )
     torch: str | None = Field(examples=["2.8.0"])
     ranks: list[PlacedRank]
 
 
 class PastForecast(BaseModel):
-    """A stored forecast, with the decision of `auto` on it."""
+    """A stored forecast, and the decision of `auto` about it."""
 
-    made_at: float = Field(description="Unix time", examples=[1767225700.0])
-    step: int | None = Field(description="last step that the forecast uses", examples=[263])
+    made_at: float = Field(
+        description="Unix time at which the forecast was made", examples=[1767225700.0]
+    )
+    step: int | None = Field(
+        description="last step that the forecast is based on; null: none", examples=[263]
+    )
     first_step: int | None = Field(examples=[8])
     steps: int = Field(examples=[256])
     current: PolicyInForce
@@ -152,9 +196,12 @@ class PastForecast(BaseModel):
     left_out: list[LeftOut]
     slow_node: NodeForecast | None
     option: str | None = Field(
-        description="only preset in this forecast, made to confirm an earlier forecast"
+        description="only preset that was forecast, to check an earlier forecast; null: all "
+        "presets were forecast"
     )
-    decision: AutoDecision | None = Field(description="decision of `auto`; null: it made none")
+    decision: AutoDecision | None = Field(
+        description="decision of `auto` about the forecast; null: none"
+    )
 
 
 class Verdicts(BaseModel):
@@ -180,9 +227,12 @@ def list_epochs(
 def list_epoch_workers(
     request: Request,
     run: str,
-    epoch: Annotated[int, Path(ge=0, le=2**31 - 1, description="counted from 0")],
+    epoch: Annotated[int, Path(ge=0, le=2**31 - 1, description="number of the epoch, from 0")],
 ) -> Any:
-    """List the workers of an epoch, by rank; empty: none of its steps is complete."""
+    """List the workers of an epoch by rank, with sums over the epoch's complete steps.
+
+    The list is empty while no step of the epoch is complete.
+    """
     with store_of(request).read() as connection:
         return epochs.workers(connection, runs_store.key_of(connection, run), epoch)
 
@@ -195,10 +245,15 @@ def list_samples(
     ranks: Ranks = None,
     sample: Annotated[
         int | None,
-        Query(ge=0, le=BIGGEST, description="only steps and ranks that got this sample"),
+        Query(ge=0, le=BIGGEST, description="index of a sample: only steps and ranks that got it"),
     ] = None,
     limit: Annotated[
-        int, Query(ge=1, le=10_000, description="maximum number of items; a step is never cut")
+        int,
+        Query(
+            ge=1,
+            le=10_000,
+            description="maximum number of items, exceeded only to complete the last step",
+        ),
     ] = 1_000,
 ) -> Any:
     """List which samples each rank got, by step and rank, from the plans that ran."""
@@ -244,7 +299,7 @@ def list_forecasts(
     request: Request,
     run: str,
     decided: Annotated[
-        bool, Query(description="only forecasts on which `auto` based a decision")
+        bool, Query(description="true: only forecasts about which `auto` has decided")
     ] = False,
 ) -> Any:
     """List the stored forecasts, oldest first: the newest 50, and all that led to a switch."""
@@ -265,11 +320,14 @@ def list_verdicts(
     request: Request,
     run: str,
     steps: Steps,
-    parts: Annotated[int, Query(ge=1, le=20, description="number of equal parts of the range")] = 8,
+    parts: Annotated[
+        int,
+        Query(ge=1, le=20, description="number of equal parts into which the range is divided"),
+    ] = 8,
 ) -> Any:
-    """List verdicts about a run over time. The range is cut into parts, each with its own verdict.
+    """List verdicts about a run over time: one for each of several equal parts of the range.
 
-    If a part is longer than a verdict can cover, only its newest steps are evaluated.
+    If a part is longer than a verdict can cover, only the newest steps of the part are judged.
     """
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)

@@ -1,7 +1,8 @@
 """REST: training backends, and requests from nodes that an engine or a user has started.
 
-A node that a user starts with `paceline node` adopts its run: all nodes with the same key get the
-same run. A node of an engine joins the run that it was started for.
+A user can start nodes with `paceline node SCRIPT`. Each of these nodes requests its run by a key:
+the request of the first node creates the run, and further nodes with this key get the same run.
+Such a run is called adopted. A node that an engine starts joins the run for which it was started.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from paceline_backend.store.new_runs import NewRun
 
 router = APIRouter()
 
-# `GET /backends` asks an engine at most once in this time, because clients may send it often.
+# Minimum time between two queries to an engine, because clients may send `GET /backends` often.
 _ENGINE_ANSWER_S = 5.0  # seconds
 
 
@@ -37,15 +38,23 @@ class BackendInfo(BaseModel):
     """A training backend."""
 
     name: str = Field(examples=["slurm"])
-    engine: bool = Field(description="its runs wait in the engine's own queue", examples=[True])
-    options: dict[str, Any] = Field(description="JSON Schema of `backend_options`")
+    engine: bool = Field(
+        description="true: the backend is an engine, in whose queue runs wait", examples=[True]
+    )
+    options: dict[str, Any] = Field(
+        description="JSON Schema of the `backend_options` of runs on the backend"
+    )
     reachable: bool = Field(examples=[True])
-    version: str | None = Field(description="version of the engine", examples=["22.05.8"])
-    problem: str | None = Field(description="why it cannot be reached", examples=[None])
+    version: str | None = Field(
+        description="version of the engine; null: unknown, or no engine", examples=["22.05.8"]
+    )
+    problem: str | None = Field(
+        description="why the engine cannot be reached; null: no problem", examples=[None]
+    )
 
 
 class Adopt(In):
-    """Request of each node to adopt a run that a user starts on nodes of their own."""
+    """Request for the run that a user starts on several nodes. Each of these nodes sends it."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -54,24 +63,34 @@ class Adopt(In):
         },
     )
 
-    key: Name = Field(description="key that all nodes of the run share, and no others")
-    script: Location = Field(min_length=1, description="path, absolute or relative to `cwd`")
+    key: Name = Field(
+        description="key that is equal on all nodes of the run, and different for other runs"
+    )
+    script: Location = Field(
+        min_length=1, description="path of the script, absolute or relative to `cwd`"
+    )
     args: Annotated[list[Text], AfterValidator(bounded)] = Field(default_factory=list)
     cwd: Location | None = None
-    nproc: int = Field(ge=1, le=10_000, description="ranks on each node")
+    nproc: int = Field(ge=1, le=10_000, description="number of ranks on each node")
     nodes_min: int = Field(default=1, ge=1, le=1000, description="minimum number of nodes")
     nodes_max: int = Field(default=1, ge=1, le=1000, description="maximum number of nodes")
     policy: PolicyName = "paceline"
     parameters: dict[str, Any] = Field(default_factory=dict)
-    name: Name | None = Field(default=None, description="default: the script's name")
+    name: Name | None = Field(
+        default=None, description="name of the run; default: the script's name without its suffix"
+    )
     max_restarts: int = Field(default=0, ge=0, le=1000)
     restart_hung_s: float | None = Field(
-        default=None, ge=10, le=86_400, description="as in `POST /runs`"
+        default=None,
+        ge=10,
+        le=86_400,
+        description="seconds for which the run must hang before all ranks are restarted; after "
+        "`max_restarts` restarts, the run fails instead; null: never restarted",
     )
 
 
 class _AvailabilityCache:
-    """Cache of what engines report about themselves. Thread-safe."""
+    """Cache of engines' availability, such as their versions. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -118,9 +137,9 @@ def _shown(backend: backends.Backend) -> BackendInfo:
     dependencies=[Depends(OPERATOR)],
 )
 def adopt_run(request: Request, body: Adopt) -> Adoption:
-    """Return the run of a key. The request of the first node creates the run.
+    """Return the run that has this key, and a token for its nodes.
 
-    `paceline node SCRIPT` sends this request.
+    `paceline node SCRIPT` sends this request on each node. The first request creates the run.
     """
     who = identity_of(request)
     new = NewRun(
@@ -141,10 +160,10 @@ def join_run(
     run: str,
     node: str,
     host: Annotated[
-        NodeName | None, Query(description="the engine's name for this machine")
+        NodeName | None, Query(description="the engine's name for the node's machine")
     ] = None,
 ) -> Enlisted:
-    """Launch the run on this node, or report that the node is not needed.
+    """Launch the run on this node, or report that the run does not need the node.
 
     `paceline node` sends this request.
     """

@@ -23,16 +23,16 @@ from paceline_backend.store.runs import CursorError, RunEndedError, UnknownRunEr
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
-# Maximum number of errors in a response: a body of 1 MiB can contain half a million.
+# Maximum number of field errors in a response, because a body of 1 MiB can cause half a million.
 MOST_ERRORS = 20
 # Maximum length of a text from the request that an error message quotes.
 _LONGEST_QUOTE = 200  # characters
 
 
 class ProblemError(Exception):
-    """An error that becomes a problem document.
+    """An error that the client gets as a problem document.
 
-    `detail` names the fault and the fix; `extra` are further members of the document.
+    `detail` names the fault and the fix, and `extra` has further members of the document.
     """
 
     def __init__(self, status: HTTPStatus, detail: str, **extra: Any) -> None:
@@ -52,8 +52,9 @@ class FieldError(BaseModel):
 class ProblemDocument(BaseModel):
     """Problem document (RFC 9457).
 
-    `errors` comes with invalid input, `suggestion` with a misspelt policy. With status 412, the
-    document has the run's current `revision` and the run's last change: `who`, `at` and `action`.
+    If the input is invalid, `errors` lists the faults; if a policy's name is misspelt, `suggestion`
+    has a similar name. With status 412, `revision` is the current revision of the run, and `who`,
+    `at` (Unix time) and `action` describe its last change.
     """
 
     type: str = "about:blank"
@@ -68,12 +69,12 @@ class ProblemDocument(BaseModel):
     action: str | None = None
 
 
-# `api.openapi` puts the schema of this model into the OpenAPI document.
+# Name under which `api.openapi` puts the model's schema into the OpenAPI document.
 PROBLEM = ProblemDocument.__name__
 
 
 def problem_response(status: HTTPStatus, detail: str, **extra: Any) -> JSONResponse:
-    """Return a problem document as a response, for code that cannot raise an error."""
+    """Return a problem document as a response, for code that cannot raise `ProblemError`."""
     body = {
         "type": "about:blank",
         "title": status.phrase,
@@ -196,7 +197,7 @@ def install(app: FastAPI) -> None:
 
 def _field_error(item: Any) -> dict[str, str]:
     place = [str(part) for part in item["loc"] if part != "[key]"]
-    # The first item of the place is "body", "query" or "path".
+    # The first item is "body", "query" or "path".
     field = ".".join(place[1:]) or place[0]
     message = item["msg"].removeprefix("Value error, ")
     given = item.get("input")
@@ -206,5 +207,5 @@ def _field_error(item: Any) -> dict[str, str]:
 
 
 def short(words: str) -> str:
-    """Shorten a text of the request that an error message quotes."""
+    """Shorten a text from the request, so that an error message can quote it."""
     return words if len(words) <= _LONGEST_QUOTE else words[:_LONGEST_QUOTE] + "…"

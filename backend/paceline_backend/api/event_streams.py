@@ -1,8 +1,8 @@
-"""Common parts of event streams: format, limit per client, and the end when a token ends.
+"""Common parts of event streams: their format, the limit per client, and the check of the token.
 
 A route returns an `EventStream`, which refuses a client that has too many streams open (`Streams`).
-A stream lasts for hours, so its token may expire or be revoked meanwhile. The generator of its
-events therefore calls `Rights.valid` from time to time. `live` and `logs` have such routes.
+A stream may last for hours, so the client's token may expire or be revoked meanwhile. The generator
+of the events therefore calls `Rights.valid` from time to time. `live` and `logs` have such routes.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from paceline_backend.api.errors import problem_response
 from paceline_backend.api.identity import identity_of
 from paceline_backend.store import StoreError
 
-# A stream ends at most this long after its token was revoked or has expired.
+# Maximum time for which a stream continues after the client's token was revoked or has expired.
 CHECK_S = 2.0  # seconds
 # `Rights` forgets the result of a token that no stream has checked for this time.
 _RIGHTS_KEPT_S = 60.0  # seconds
 
-# Interval of comments, because proxies close connections that are silent for longer.
+# Interval of comments in a stream without events, because proxies close silent connections.
 COMMENT_S = 10.0  # seconds
 # Interval at which a stream checks whether the server shuts down.
 SHUTDOWN_CHECK_S = 0.5  # seconds
-# Value of `Retry-After`: a page that was closed frees its stream after about this time.
+# Value of `Retry-After`. The stream of a closed page no longer counts after about this time.
 _RETRY_AFTER_S = 5  # seconds
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Streams:
 
     @contextmanager
     def opened(self, client: Client) -> Iterator[bool]:
-        """Count a stream until the block ends. Yield False if the client has too many."""
+        """Count a stream until the block ends. Yield False if the client already has too many."""
         if self._open[client] >= self.most:
             self.refused += 1
             yield False

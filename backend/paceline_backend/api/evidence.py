@@ -1,10 +1,10 @@
-"""REST: evidence about a run: who slows it down, and what its ranks wait for.
+"""REST: evidence about a run: which ranks slow it down, and what its ranks wait for.
 
-The verdict names the causes of lost time with their costs, and the attribution divides the waiting
-of ranks among its causes. Verdict and attribution use the same steps (`judged`), and their results
-are reused for some seconds. The timeline shows the phases of ranks within a few steps. If the run
-hangs, `hang` names the ranks that make no progress, and `stacks` shows where in the script they
-are.
+The verdict names the causes of lost time and their costs. The attribution divides the time that
+ranks wait among its causes, and repeats the verdict's first cause. It therefore ends at the last
+step of the verdict, which `judged` returns. Both results are cached for some seconds. The timeline
+shows the phases of ranks within a few steps. If the run hangs, `hang` names the ranks that make no
+progress, and `stacks` shows the code that each rank is executing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from paceline_backend.store import Store, attempts, reads, runs
 from paceline_backend.store.nodes import states_of_gpus
 from paceline_backend.store.reads import Range, bucket_of
 
-# A router for each route, because `create_app` gives the order of paths in the OpenAPI document.
+# Each route has its own router, so that `create_app` can choose the order of paths in the OpenAPI
+# document.
 verdict_router = APIRouter(
     prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)]
 )
@@ -53,8 +54,8 @@ timeline_router = APIRouter(
 hang_router = APIRouter(
     prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)]
 )
-# Only operators may request stacks: they name files and functions of the script, and each rank gets
-# a signal to write them.
+# Only operators may request stacks: a stack names files and functions of the script, and a signal
+# interrupts each rank to make it write its stack.
 stacks_router = APIRouter(
     prefix="/runs/{run}",
     responses={
@@ -69,40 +70,59 @@ class Cause(BaseModel):
     """A cause of lost time."""
 
     kind: str = Field(
-        description="node, transient, periodic, input, data, network, between or planning",
+        description="kind of the cause: node, transient, periodic, input, data, network, between "
+        "or planning",
         examples=["node"],
     )
     ranks: list[int] = Field(
-        description="ranks with this cause; empty: it names none", examples=[[3]]
+        description="ranks that are responsible for the lost time; empty: no particular ranks",
+        examples=[[3]],
     )
-    who: str = Field(description="the ranks in words; empty: none", examples=["Rank 3"])
+    who: str = Field(
+        description="the responsible ranks in words; empty: no particular ranks",
+        examples=["Rank 3"],
+    )
     nodes: list[str] = Field(
-        description="nodes of these ranks; empty: unknown", examples=[["vm-3"]]
+        description="nodes of the responsible ranks; empty: unknown", examples=[["vm-3"]]
     )
     since: int | None = Field(
-        description="first step of the cause; null: it began before the range", examples=[1204]
+        description="first step of the cause; null: the cause may have begun before the verdict's "
+        "range of steps",
+        examples=[1204],
     )
-    until: int | None = Field(description="last step of the cause; null: still active")
+    until: int | None = Field(description="last step of the cause; null: the cause is still active")
     factor: float | None = Field(
-        description="time of these ranks with the cause ÷ without it, in the affected steps",
+        description="slowdown: time of the responsible ranks in the affected steps ÷ their time "
+        "without the cause; null: not applicable",
         examples=[2.7],
     )
     trend: tuple[float, float] | None = Field(
-        description="factor when it began to grow, and now; null: the factor does not grow"
+        description="slowdown factor when it began to grow, and slowdown factor now; null: the "
+        "factor does not grow"
     )
     period: int | None = Field(
-        description="steps from one occurrence to the next; null: not periodic"
+        description="number of steps from one occurrence of the cause to the next; null: not "
+        "periodic"
     )
     times: int = Field(
-        description="number of occurrences; 1 if the cause is continuous", examples=[1]
+        description="number of occurrences of the cause; 1: continuous, or it occurred once",
+        examples=[1],
     )
-    hidden: bool = Field(description="the plan compensates for the cause by smaller batches")
+    hidden: bool = Field(
+        description="true: the plan gives the slow ranks smaller batches, which compensates for "
+        "the cause"
+    )
     cost_s: float = Field(
-        description="wall time of the range minus what it would be without this cause",
+        description="seconds that the cause costs: the measured wall time of the verdict's steps "
+        "minus the wall time that they would have taken without the cause",
         examples=[41.0],
     )
-    share: float = Field(description="`cost_s` ÷ the wall time", examples=[0.26])
-    worker_hours: float = Field(description="`cost_s` of all ranks", examples=[0.09])
+    share: float = Field(
+        description="share of the verdict's wall time that the cause costs", examples=[0.26]
+    )
+    worker_hours: float = Field(
+        description="hours that the cause costs, times the number of ranks", examples=[0.09]
+    )
     words: str = Field(examples=["Rank 3 computes 2.7 × slower since step 1,204."])
     what: str = Field(
         description="the cause as a clause, without its cost",
@@ -118,47 +138,69 @@ class RunVerdict(BaseModel):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    from_: int | None = Field(alias="from", description="first step", examples=[1000])
-    to: int | None = Field(description="last step", examples=[1499])
-    steps: int = Field(
-        description="number of steps in which at least two ranks had samples", examples=[500]
+    from_: int | None = Field(
+        alias="from",
+        description="first step that the verdict covers; null: no steps",
+        examples=[1000],
     )
-    wall_s: float = Field(description="wall time of these steps", examples=[158.0])
+    to: int | None = Field(
+        description="last step that the verdict covers; null: no steps", examples=[1499]
+    )
+    steps: int = Field(
+        description="number of steps that the verdict uses: those in which at least two ranks had "
+        "samples",
+        examples=[500],
+    )
+    wall_s: float = Field(
+        description="wall time in seconds of the steps that the verdict uses", examples=[158.0]
+    )
     waste: float = Field(
-        description="mean share of `wall_s` that ranks spend waiting", examples=[0.24]
+        description="mean share of the wall time that a rank spends waiting for slower ranks",
+        examples=[0.24],
     )
     noise: float = Field(
-        description="relative standard deviation of the time of a normal step", examples=[0.02]
+        description="relative standard deviation of a rank's compute time from its usual level; "
+        "the median of all ranks",
+        examples=[0.02],
     )
-    cost_s: float = Field(description="time lost to all causes together", examples=[41.0])
+    cost_s: float = Field(
+        description="seconds of wall time that all causes cost together", examples=[41.0]
+    )
     causes: list[Cause] = Field(
-        description="significant causes: the active ones by cost, then the past ones"
+        description="significant causes: first the active ones, then the past ones, each by cost"
     )
     words: str = Field(examples=["Rank 3 computes 2.7 × slower since step 1,204."])
     level: str = Field(
-        description="level of the newest steps: healthy, watch, held-up, or unknown (too few "
-        "steps)",
+        description="severity in the newest steps: healthy, watch (a warning), held-up (slowed "
+        "down), or unknown (too few steps)",
         examples=["held-up"],
     )
     what: str = Field(
-        description="the first cause as a clause; empty: unknown",
+        description="clause about the run in the newest steps, such as its first cause; empty: too "
+        "few steps",
         examples=["rank 3 on vm-3 computes 2.7 × slower since step 1,204"],
     )
     was: str = Field(
-        description="the same in the past tense, for a run that has ended",
+        description="`what` in the past tense, for a run that has ended",
         examples=["rank 3 on vm-3 computed 2.7 × slower since step 1,204"],
     )
     lost_now: float = Field(
-        description="share of the wall time that is lost to active causes, in the newest steps",
+        description="share of the newest steps' wall time that active causes cost, without causes "
+        "that the plan compensates for",
         examples=[0.26],
     )
-    waste_now: float = Field(description="`waste` of the newest steps", examples=[0.24])
+    waste_now: float = Field(
+        description="mean share of the newest steps' wall time that a rank spends waiting for "
+        "slower ranks",
+        examples=[0.24],
+    )
     step_time_s: float | None = Field(
-        description="mean wall time of the newest 50 steps; null: too few", examples=[0.609]
+        description="mean wall time in seconds of the newest 50 steps; null: too few steps",
+        examples=[0.609],
     )
     limit_s: float | None = Field(
-        description="fluid limit of these steps, with the measured time per load of each rank; "
-        "null: unknown",
+        description="fluid limit of the newest 50 steps in seconds per step, with each rank's "
+        "measured time per load; null: unknown",
         examples=[0.446],
     )
 
@@ -196,40 +238,45 @@ def judged(
 ) -> tuple[verdicts.ObservedSteps, verdicts.Verdict, attempts.Placement | None]:
     """Return the observed steps in a range, the verdict on them, and the ranks' placement.
 
-    The placement is that of the last of these steps. The result may be some seconds old. Without
-    `span`, it covers as many of the newest steps as a verdict can.
+    `run` is the key of the run. The placement is the one in the last step of the range. The result
+    is cached, so it may be some seconds old.
     """
 
     def judge() -> tuple[verdicts.ObservedSteps, verdicts.Verdict, attempts.Placement | None]:
         with store_of(request).read() as connection:
             placement = attempts.placement(connection, run, span[1])
             seen = verdicts.read_observed(connection, run, span, placement)
-        # The judgement takes a while, so no database connection is held during the call.
+        # `judge` computes for a while, so the database connection is returned before the call.
         return seen, verdicts.judge(seen), placement
 
     return reused_of(request).get(("verdict", run, span), judge)
 
 
 class Shares(BaseModel):
-    """Fraction of the SP of all steps for each cause. They add up to 1, or are all 0."""
+    """Share of each cause in the straggler problem (SP) of all steps; they add up to 1, or to 0."""
 
-    data: float = Field(description="uneven loads of the batches", examples=[0.1])
-    node: float = Field(description="lasting differences in speed", examples=[0.8])
-    transient: float = Field(description="the rest: temporary slowness and noise", examples=[0.1])
-    input: float = Field(description="slow data loading", examples=[0.0])
+    data: float = Field(description="share of SP due to uneven loads of batches", examples=[0.1])
+    node: float = Field(
+        description="share of SP due to lasting differences in the ranks' speed", examples=[0.8]
+    )
+    transient: float = Field(
+        description="share of SP due to temporary slowness and noise", examples=[0.1]
+    )
+    input: float = Field(description="share of SP due to slow data loading", examples=[0.0])
 
 
 class AttributedWorker(BaseModel):
-    """A rank over the range of steps. `data`, `node`, `transient`, `input` add up to `caused`."""
+    """Waiting that a rank causes. `data`, `node`, `transient` and `input` add up to `caused`."""
 
     rank: int = Field(examples=[3])
     on_node: str | None = Field(description="node of the rank; null: unknown", examples=["n2"])
     cause: str = Field(
-        description="kind of the first cause in the verdict that names the rank, or none",
+        description="kind of the verdict's first cause for which the rank is responsible; none: "
+        "there is no such cause",
         examples=["node"],
     )
     factor: float | None = Field(
-        description="time at equal load ÷ that of the median rank; null: too few steps",
+        description="the rank's time ÷ the median rank's time, at equal load; null: too few steps",
         examples=[2.1],
     )
     slow_steps: list[tuple[int, int]] = Field(
@@ -237,25 +284,26 @@ class AttributedWorker(BaseModel):
         examples=[[]],
     )
     caused: float = Field(
-        description="share of all waiting that is due to this rank", examples=[0.78]
+        description="share of the waiting time of all ranks in which they waited for this rank",
+        examples=[0.78],
     )
     data: float = Field(examples=[0.0])
     node: float = Field(examples=[0.75])
     transient: float = Field(examples=[0.03])
     input: float = Field(examples=[0.0])
     hidden: float = Field(
-        description="seconds per step by which the rank would be slower with an equal share of "
-        "the load",
+        description="seconds per step by which the rank would be slower if the load were divided "
+        "equally",
         examples=[0.0],
     )
     words: str = Field(examples=["Rank 3 computes 2.1× slower than the median at equal load."])
 
 
 class AttributionOverTime(BaseModel):
-    """SP per step and cause, in seconds; means over `bucket` steps."""
+    """Mean straggler problem (SP) of a step by cause, in seconds, for points of `bucket` steps."""
 
-    bucket: int = Field(description="steps per point", examples=[1])
-    step: list[int] = Field(description="first step of each bucket", examples=[[0, 1]])
+    bucket: int = Field(description="number of steps per point", examples=[1])
+    step: list[int] = Field(description="first step of each point", examples=[[0, 1]])
     data: list[float] = Field(examples=[[0.0, 0.01]])
     node: list[float] = Field(examples=[[0.1, 0.1]])
     transient: list[float] = Field(examples=[[0.01, 0.02]])
@@ -267,30 +315,55 @@ class RunAttribution(BaseModel):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    from_: int | None = Field(alias="from", description="first step", examples=[0])
-    to: int | None = Field(description="last step", examples=[99])
-    steps: int = Field(
-        description="number of steps in which at least two ranks had samples", examples=[100]
+    from_: int | None = Field(
+        alias="from",
+        description="first step that the attribution covers; null: no steps",
+        examples=[0],
     )
-    se: float = Field(description="SE of the times at which ranks are ready", examples=[0.9])
-    sp_s: float = Field(description="SP of the same times, seconds per step", examples=[0.11])
-    waste: float = Field(description="share of the ranks' time spent waiting", examples=[0.4])
+    to: int | None = Field(
+        description="last step that the attribution covers; null: no steps", examples=[99]
+    )
+    steps: int = Field(
+        description="number of steps that the attribution uses: those in which at least two ranks "
+        "had samples",
+        examples=[100],
+    )
+    se: float = Field(
+        description="mean straggler effect (SE), from the times at which ranks are ready for the "
+        "reduction",
+        examples=[0.9],
+    )
+    sp_s: float = Field(
+        description="mean straggler problem (SP) in seconds per step, from the times at which "
+        "ranks are ready for the reduction",
+        examples=[0.11],
+    )
+    waste: float = Field(
+        description="mean share of a rank's time that it spends waiting for slower ranks",
+        examples=[0.4],
+    )
     shares: Shares
     cause: str = Field(
-        description="the kind of the verdict's first cause, or none", examples=["node"]
+        description="kind of the verdict's first cause; none: the verdict has no cause",
+        examples=["node"],
     )
-    ranks: list[int] = Field(description="ranks that this cause names, ascending", examples=[[3]])
+    ranks: list[int] = Field(
+        description="ranks that are responsible for the verdict's first cause, ascending",
+        examples=[[3]],
+    )
     node: str | None = Field(
-        description="node of all slow ranks; null: no rank is slow, slow ranks are on several "
-        "nodes, or there is only one node",
+        description="node that runs all slow ranks; null: no rank is slow, slow ranks are on "
+        "several nodes, or the run has only one node",
         examples=["n2"],
     )
     factor: float | None = Field(
-        description="time of that node's slow ranks ÷ time of the other nodes, at equal load",
+        description="time of the slow ranks on `node` ÷ time of the ranks on other nodes, at equal "
+        "load; null: unknown, or `node` is null",
         examples=[2.1],
     )
     saving: Saving | None = Field(
-        description="forecast if that node were as fast as the others; null: no forecast yet"
+        description="forecast of the step time if `node` were as fast as the other nodes; null: no "
+        "forecast yet, or `node` is null"
     )
     words: str = Field(examples=["Rank 3 computes 2.1× slower than the median at equal load."])
     workers: list[AttributedWorker]
@@ -299,7 +372,7 @@ class RunAttribution(BaseModel):
 
 @attribution_router.get("/attribution", response_model=RunAttribution)
 def get_attribution(request: Request, run: str, steps: Steps, points: Points = 200) -> Any:
-    """Return why ranks wait, by default in the newest 100 steps."""
+    """Return why ranks wait for each other, by default in the newest 100 steps."""
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
     asked = ("attribution", key, steps.span, points)
@@ -308,12 +381,12 @@ def get_attribution(request: Request, run: str, steps: Steps, points: Points = 2
 
 def _attributed(request: Request, run: int, span: Range, points: int) -> dict[str, Any]:
     seen, verdict, placement = judged(request, run, span)
-    # The verdict may be some seconds old: leave out the steps that have completed since.
+    # The cached verdict may be some seconds old, so leave out steps that have completed since then.
     if len(seen.step):
         span = (span[0], int(seen.step[-1]))
     with store_of(request).read() as connection:
         rows = read_rows(connection, run, span, placement)
-    # This takes a while, so no database connection is held during the call.
+    # `attribute` computes for a while, so the database connection is returned before the call.
     result = attribute(rows)
     nodes = None if placement is None else placement.nodes
     slow, forecast, gpus = slow_node(verdict), None, []
@@ -385,7 +458,7 @@ def _over_time(step: Ints, parts: Any, points: int) -> dict[str, Any]:
     }
 
 
-# If the request gives no range, a timeline shows this many of the newest steps.
+# Number of newest steps in a timeline if the request gives no range.
 _PROFILED_STEPS = 3
 _MOST_PROFILED_STEPS = 50
 _MOST_PROFILED_RANKS = 64
@@ -394,23 +467,30 @@ Column = list[float | None]
 
 
 class RunTimeline(BaseModel):
-    """Phases of each rank: ``column[rank][step]``, ranks in the given order; null: no record."""
+    """Phases of ranks, as columns ``column[rank][step]`` with ranks in the order of `ranks`.
+
+    A value is null if there is no record of the rank's step.
+    """
 
     model_config = ConfigDict(populate_by_name=True)
 
-    from_: int = Field(alias="from", description="first step", examples=[118])
-    to: int = Field(description="last step", examples=[120])
+    from_: int = Field(alias="from", description="first step of the timeline", examples=[118])
+    to: int = Field(description="last step of the timeline", examples=[120])
     ranks: list[int] = Field(examples=[[0]])
     step: list[int] = Field(examples=[[118, 119, 120]])
     began_at: list[Column] = Field(
-        description="Unix time at which the rank starts to wait for its data, by the clock of its "
-        "node"
+        description="Unix time at which a rank starts to wait for its data loader, by the clock of "
+        "the rank's node"
     )
     data_s: list[Column]
     compute_s: list[Column]
-    wait_s: list[Column] = Field(description="waiting for slower ranks")
-    reduce_s: list[Column] = Field(description="the reduction itself")
-    rest_s: list[Column] = Field(description="rest of the step: optimiser and script")
+    wait_s: list[Column] = Field(description="seconds that a rank waits for slower ranks")
+    reduce_s: list[Column] = Field(
+        description="seconds of the gradient reduction, without waiting for slower ranks"
+    )
+    rest_s: list[Column] = Field(
+        description="seconds of the rest of the step, in the optimiser and the script"
+    )
 
 
 @timeline_router.get("/timeline", response_model=RunTimeline)
@@ -422,7 +502,7 @@ def get_timeline(
         Query(
             max_length=640,
             pattern=r"^\d{1,9}(,\d{1,9})*$",
-            description="at most 64 ranks",
+            description="ranks to show, at most 64, separated by commas",
             examples=["0,3"],
         ),
     ],
@@ -448,18 +528,20 @@ def get_hang(
     request: Request,
     run: str,
     after_s: Annotated[
-        float, Query(ge=0, le=86_400, description="minimum time without progress, seconds")
+        float,
+        Query(ge=0, le=86_400, description="seconds without progress that count as a hang"),
     ] = hangs.SHORTEST_HANG_S,
 ) -> hangs.Hang:
     """Return whether the run hangs, and which ranks wait.
 
-    A run hangs if no step has completed for `after_s`, and for 10 times the duration of a step.
+    A run hangs if some ranks wait, and no rank has made progress for `after_s` and for 10 times the
+    median step time. If all ranks are in the loop's body, both limits are 10 times longer.
     """
     with store_of(request).read() as connection:
         return hangs.look(connection, runs.key_of(connection, run), after_s)
 
 
-# Ranks have this time to write their stacks. A rank that can write takes a fraction of a second.
+# Maximum time for ranks to write their stacks. A rank that can write needs a fraction of a second.
 STACKS_WAIT_S = 3.0  # seconds
 
 _STACKS_POLL_S = 0.15  # seconds between two polls
@@ -475,10 +557,13 @@ class RankStack(BaseModel):
         examples=['Current thread 0x00007f2c8a7fe740 (most recent call first):\n  File "…'],
     )
     frame: str = Field(
-        description="innermost frame of the user's code, preferably of the main thread",
+        description="innermost frame of the user's code, preferably of the main thread; empty: "
+        "none",
         examples=["train.py:14 in __getitem__"],
     )
-    problem: str | None = Field(description="why there are no stacks", examples=[None])
+    problem: str | None = Field(
+        description="why the rank has given no stacks; null: it has given them", examples=[None]
+    )
 
 
 class RunStacks(BaseModel):
@@ -486,7 +571,7 @@ class RunStacks(BaseModel):
 
     run: str = Field(examples=["3f9a1c07be52"])
     nodes: list[AskedNode]
-    stacks: list[RankStack] = Field(description="sorted by rank")
+    stacks: list[RankStack] = Field(description="Python stacks of the ranks, sorted by rank")
 
 
 @stacks_router.get("/stacks", response_model=RunStacks)
@@ -494,13 +579,14 @@ async def get_stacks(
     request: Request,
     run: str,
     rank: Annotated[
-        int | None, Query(ge=0, lt=10**9, description="only this rank; default: all ranks")
+        int | None,
+        Query(ge=0, lt=10**9, description="rank whose stacks are wanted; default: all ranks"),
     ] = None,
 ) -> Any:
     """Return the current Python stacks of a run's ranks, at most 64 ranks per node.
 
-    The agents send each rank a signal whose handler `paceline.Session` has installed. This works
-    even while the rank hangs, in Python or in C.
+    The agents send each rank a signal whose handler `paceline.Session` has installed. The handler
+    runs even while the rank hangs, in Python or in C.
     """
     store, asker = store_of(request), request.app.state.asker
     row = await run_in_threadpool(runs.get, store, run)

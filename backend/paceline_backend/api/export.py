@@ -1,6 +1,6 @@
 """REST: a run's tables as CSV, NDJSON or Parquet, streamed.
 
-Rows are read and written in parts, so no file is ever complete in memory.
+Rows are read and written in parts, so that the memory never holds a whole file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import StreamingResponse
 
 from paceline_backend.api.errors import RUN_REFUSALS, ProblemError, documented
-from paceline_backend.api.queries import Moment, Ranks, StepRange, ranks_of
+from paceline_backend.api.queries import Ranks, StepRange, moment, ranks_of
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.state import store_of
 from paceline_backend.store import runs as runs_store
@@ -42,15 +42,19 @@ class RowQuery(StepRange):
     """Query parameters that select rows of a table."""
 
     ranks: Ranks = None
-    since: Moment = None
-    until: Moment = None
+    since: Annotated[
+        float | None, moment("only steps and rounds that ended at this Unix time or later")
+    ] = None
+    until: Annotated[
+        float | None, moment("only steps and rounds that ended before this Unix time")
+    ] = None
 
 
 @router.get(
     "/export",
     response_class=StreamingResponse,
     responses={
-        200: {"description": "The file.", "content": _FILES},
+        200: {"description": "The file with the table's rows.", "content": _FILES},
         **documented(HTTPStatus.NOT_IMPLEMENTED),
     },
 )
@@ -62,9 +66,9 @@ def export(
     *,
     rows: Annotated[RowQuery, Query()],
 ) -> StreamingResponse:
-    """Stream all rows of a table as a file, without thinning, at any size.
+    """Stream all rows of a table as a file, however large the table is.
 
-    `since` and `until` select steps, rank steps and rounds that ended in that time.
+    `since` and `until` apply only to the tables `steps`, `worker-steps` and `rounds`.
     """
     store = store_of(request)
     with store.read() as connection:
@@ -85,12 +89,13 @@ class MissingPackageError(Exception):
 
 
 def written(form: Format, kinds: Mapping[str, Kind], parts: Iterable[Part]) -> Iterator[bytes]:
-    """Yield the bytes of a file, one chunk for each part of the rows.
+    """Return an iterator over the bytes of a file, with a chunk for each part of the rows.
 
     `kinds` maps each column name to the type of its values, in the order of the columns.
 
     Raises:
-        MissingPackageError: raised by the call itself, before the first chunk.
+        MissingPackageError: pyarrow is not installed. The call itself raises the error, not the
+            iterator.
     """
     if form == "csv":
         return _csv(kinds, parts)
@@ -116,7 +121,7 @@ def _csv(kinds: Mapping[str, Kind], parts: Iterable[Part]) -> Iterator[bytes]:
         yield text.getvalue().encode()
         text.seek(0)
         text.truncate()
-    # If there were no rows, the header is still in the buffer.
+    # Without rows, the loop above has not yielded the header.
     if rest := text.getvalue():
         yield rest.encode()
 
@@ -163,7 +168,7 @@ def _parquet(kinds: Mapping[str, Kind], parts: Iterable[Part]) -> Iterator[bytes
 
 
 class _Sink(io.RawIOBase):
-    """File object for pyarrow that holds only bytes that `drained` has not returned yet."""
+    """File object for pyarrow. It holds only the bytes that `drained` has not returned yet."""
 
     def __init__(self) -> None:
         super().__init__()

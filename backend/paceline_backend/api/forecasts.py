@@ -1,8 +1,8 @@
-"""REST: forecasts of other policies' step times, the rights of `auto`, and scores of forecasts.
+"""REST: forecasts of step times under other policies, settings of `auto`, and scores of forecasts.
 
 A forecast takes seconds of CPU time, so forecasts are made one at a time in a separate process, and
-stored. `auto` acts on stored forecasts. Scores compare forecasts with measurements after the
-switch, over all runs.
+stored. `auto` uses stored forecasts to recommend policies, or to switch to them. Scores compare
+forecasts with the step times after policy switches, over all runs.
 """
 
 from __future__ import annotations
@@ -74,39 +74,51 @@ class QualityNow(BaseModel):
 
 
 class WhatIf(BaseModel):
-    """Forecasts for each preset, best first. If no forecast is possible, `reason` explains why."""
+    """Forecasts of the step time under each preset, best first. If there are none, see `reason`."""
 
     run: str = Field(examples=["3f9a1c07be52"])
-    made_at: float = Field(description="Unix time", examples=[1767225700.0])
-    step: int | None = Field(description="last step that the forecast uses", examples=[263])
+    made_at: float = Field(
+        description="Unix time at which the forecasts were made", examples=[1767225700.0]
+    )
+    step: int | None = Field(
+        description="last step that the forecasts are based on; null: no forecast", examples=[263]
+    )
     first_step: int | None = Field(examples=[200])
-    steps: int = Field(description="number of complete steps that the forecast uses", examples=[64])
+    steps: int = Field(
+        description="number of complete steps that the forecasts are based on", examples=[64]
+    )
     current: PolicyInForce
     fit_error: float | None = Field(
-        description="error of the models on the batches that ran; widens all intervals",
+        description="relative error of the modelled time of the batches that ran, by which the "
+        "forecasts' intervals are widened; null: no forecast",
         examples=[0.01],
     )
-    reason: str | None = Field(examples=[None])
+    reason: str | None = Field(
+        description="why there is no forecast; null: there are forecasts", examples=[None]
+    )
     forecasts: list[PresetForecast]
     recommended: str | None = Field(
-        description="label of the recommended forecast, if one clearly saves time: never one that "
-        "changes the training; one that keeps the batches as they are, unless another is clearly "
-        "faster",
+        description="`label` of the recommended preset, which never changes the training, and "
+        "changes the batches only if that is clearly faster; null: no preset clearly saves time",
         examples=["paceline"],
     )
     left_out: list[LeftOut]
     speeds: list[float] = Field(
-        description="seconds per size unit of each rank, for an equal share", examples=[[3.6e-05]]
+        description="seconds per size unit of each rank, for an equal share of a mean batch",
+        examples=[[3.6e-05]],
     )
-    replicates: int = Field(description="simulations of each preset", examples=[8])
+    replicates: int = Field(description="number of simulations of each preset", examples=[8])
     slow_node: NodeForecast | None = Field(
-        description="forecast of the policy in force if the slow node were as fast as the others"
+        description="forecast of the step time under the policy in force, if the slow node were as "
+        "fast as the others; null: no node is slow"
     )
     assumes: str = Field(
-        description="assumptions of the forecasts about an observed run; empty: none", examples=[""]
+        description="assumptions of forecasts for an observed run that were not measured; empty: "
+        "none",
+        examples=[""],
     )
     quality: QualityNow = Field(
-        description="metrics that the run's model has reached; forecasts do not predict metrics"
+        description="target and newest evaluation of the run's model; no forecast predicts metrics"
     )
 
 
@@ -116,27 +128,33 @@ class AutoMode(ChangeRequest):
     mode: Literal["off", "recommend", "switch"] = Field(examples=["switch"])
     relaxed: bool | None = Field(
         default=None,
-        description="presets that change the training may also be chosen; null: unchanged",
+        description="true: `auto` may also choose presets that change the training; null: "
+        "unchanged",
     )
 
 
 @dataclass(frozen=True)
 class AutoDecision(Decision):
-    """Decision of `auto` on a forecast; savings are ratios."""
+    """Decision of `auto` about a forecast. Savings are shares of the step time."""
 
-    at: float = Field(description="Unix time", examples=[1767225700.0])
+    at: float = Field(
+        description="Unix time at which the forecast was made", examples=[1767225700.0]
+    )
 
 
 class Auto(BaseModel):
-    """Rights of `auto` on a run, and its last decision."""
+    """What `auto` may do with a run, and its last decision."""
 
     mode: Literal["off", "recommend", "switch"] = Field(examples=["switch"])
-    relaxed: bool = Field(description="presets that change the training may also be chosen")
+    relaxed: bool = Field(
+        description="true: `auto` may also choose presets that change the training"
+    )
     requested_at: float | None = Field(examples=[1767225650.0])
     requested_by: str | None = Field(examples=["api"])
-    last: AutoDecision | None
+    last: AutoDecision | None = Field(description="last decision of `auto`; null: none yet")
     revision: int = Field(
-        description="revision of the run, for the `If-Match` header of a change", examples=[0]
+        description="revision of the run, for the `If-Match` header of a request to change the run",
+        examples=[0],
     )
 
 
@@ -147,14 +165,19 @@ async def what_if(
     steps: Annotated[
         int,
         Query(
-            ge=FEWEST_FORECAST_STEPS, le=1024, description="number of newest complete steps to use"
+            ge=FEWEST_FORECAST_STEPS,
+            le=1024,
+            description="number of newest complete steps that the forecasts are based on",
         ),
     ] = FORECAST_STEPS,
     refresh: Annotated[
-        bool, Query(description="make a new forecast even if a fresh one is stored")
+        bool, Query(description="true: make a new forecast even if a fresh one is stored")
     ] = False,
 ) -> Any:
-    """Return forecasts for each preset. The first request takes seconds; its result is reused."""
+    """Return forecasts of the step time under each preset.
+
+    The first request takes seconds. Later requests get the stored result while it is fresh.
+    """
     store = store_of(request)
     asked = time.time()
     forecast = await run_in_threadpool(_kept, store, run, steps, 0.0)
@@ -180,8 +203,8 @@ async def what_if(
 def _kept(store: Store, run: str, steps: int, made_since: float) -> Forecast | None:
     """Return the newest stored forecast if it is fresh and was made at or after `made_since`.
 
-    Only forecasts over `FORECAST_STEPS` steps are stored, so any other number of steps returns
-    None.
+    Only forecasts that are based on `FORECAST_STEPS` steps are stored, so the result is None for
+    any other number of `steps`.
     """
     with store.read() as connection:
         key = runs.key_of(connection, run)
@@ -224,7 +247,7 @@ def get_auto(request: Request, run: str) -> Any:
     dependencies=[Depends(OPERATOR)],
 )
 def set_auto(request: Request, run: str, expected: Expected, body: AutoMode) -> Any:
-    """Set whether the run's forecasts are only shown, recommend a policy, or switch to it."""
+    """Set what `auto` may do with a run: nothing, recommend policies, or switch to them."""
     by = requester_of(request, body.by, body.why, body.operator)
     details = {"mode": body.mode, "relaxed": body.relaxed}
     with store_of(request).write() as connection:
@@ -238,32 +261,42 @@ def set_auto(request: Request, run: str, expected: Expected, body: AutoMode) -> 
 
 
 class Scores(BaseModel):
-    """Forecasts compared with what was measured after the switch."""
+    """Accuracy of forecasts: an outcome compares a forecast with the steps after a switch."""
 
     all: scores.Score
-    presets: list[scores.PresetScore] = Field(description="presets with the most outcomes first")
-    items: list[scores.SwitchOutcome] = Field(description="newest first")
-    next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
+    presets: list[scores.PresetScore] = Field(
+        description="accuracy for each preset; presets with the most switches come first"
+    )
+    items: list[scores.SwitchOutcome] = Field(
+        description="switches, each with the forecast and the measured saving, newest first"
+    )
+    next_cursor: str | None = Field(
+        description="`cursor` for the next page; null: this is the last page", examples=["MTIz"]
+    )
 
 
 class OutcomeQuery(BaseModel):
     """Query parameters that select outcomes of forecasts."""
 
-    since: Annotated[float | None, Query(description="switches at this Unix time or later")] = None
-    until: Annotated[float | None, Query(description="switches before this Unix time")] = None
-    policy: Annotated[str | None, Query(max_length=100, description="switches to this preset")] = (
-        None
-    )
+    since: Annotated[
+        float | None, Query(description="only switches at this Unix time or later")
+    ] = None
+    until: Annotated[float | None, Query(description="only switches before this Unix time")] = None
+    policy: Annotated[
+        str | None, Query(max_length=100, description="only switches to this preset")
+    ] = None
     nodes: Annotated[
         int | None,
-        Query(ge=1, le=1_000_000, description="switches of runs on this number of nodes"),
+        Query(ge=1, le=1_000_000, description="only switches of runs on this number of nodes"),
     ] = None
-    simulated: Annotated[bool, Query(description="include simulated runs")] = False
+    simulated: Annotated[bool, Query(description="true: include switches of simulated runs")] = (
+        False
+    )
 
 
 @scores_router.get("/forecasts/scores")
 def get_scores(request: Request, asked: Annotated[OutcomeQuery, Query()], page: Page) -> Scores:
-    """Return the accuracy of forecasts, including those for deleted runs."""
+    """Return the accuracy of forecasts, including forecasts for deleted runs."""
     which = OutcomeFilter(**asked.model_dump())
     with store_of(request).read() as connection:
         items, following = scores.outcomes(connection, which, page.limit, page.cursor)

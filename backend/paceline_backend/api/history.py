@@ -1,8 +1,8 @@
-"""REST: past and present runs: their tags and notes, and sums over them.
+"""REST: tags and notes of runs, and sums over many runs.
 
-`runs` lists runs, and has the `Filter` that selects them for the list as well as for the sums.
-`details` has what is stored about one run, `export` its tables as files, and `compare` puts runs
-side by side.
+The module `runs` lists runs. It also has the `Filter` that selects runs for its list and for the
+sums here. `details` has what is stored about one run, `export` returns its tables as files, and
+`compare` compares runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline_backend.api.preconditions import (
     etag,
     requester_of,
 )
-from paceline_backend.api.queries import Moment
+from paceline_backend.api.queries import moment
 from paceline_backend.api.rules import OPERATOR, VIEWER
 from paceline_backend.api.runs import Filter
 from paceline_backend.api.state import settings_of, store_of
@@ -43,7 +43,8 @@ class Note(ChangeRequest):
     """Request to set the note of a run."""
 
     note: Annotated[Text, StringConstraints(max_length=10_000)] = Field(
-        description="replaces the previous note; empty: no note", examples=["with the new data"]
+        description="text that replaces the run's note; empty: remove the note",
+        examples=["with the new data"],
     )
 
 
@@ -106,9 +107,14 @@ def set_note(request: Request, response: Response, run: str, expected: Expected,
 
 
 class Aggregate(BaseModel):
-    """Sums and means over a group of runs. Only fields of the requested grouping are present."""
+    """Sums and means over a group of runs.
 
-    day: str | None = Field(default=None, description="UTC", examples=["2026-01-01"])
+    Of the fields from `day` to `backend`, only those are present by which the request groups runs.
+    """
+
+    day: str | None = Field(
+        default=None, description="day of the steps (UTC)", examples=["2026-01-01"]
+    )
     run: str | None = Field(default=None, examples=["3f9a1c07be52"])
     node: str | None = Field(default=None, examples=["node-1"])
     policy: str | None = Field(
@@ -117,27 +123,38 @@ class Aggregate(BaseModel):
     tag: str | None = Field(default=None, examples=["nightly"])
     device: str | None = Field(default=None, examples=["cpu"])
     backend: str | None = Field(default=None, examples=["local"])
-    simulated: bool = Field(description="simulated runs, which are counted in separate rows")
+    simulated: bool = Field(
+        description="true: the group has only simulated runs; false: it has none"
+    )
     runs: int = Field(examples=[3])
-    steps: int = Field(description="complete steps", examples=[12_000])
-    wall_s: float = Field(description="sum of the step times", examples=[3_600.0])
-    step_s: float | None = Field(description="mean", examples=[0.3])
-    se: float | None = Field(description="mean", examples=[0.1])
-    waste: float | None = Field(description="mean", examples=[0.06])
-    worker_hours: float = Field(description="worker-hours of all ranks", examples=[8.0])
+    steps: int = Field(description="number of complete steps", examples=[12_000])
+    wall_s: float = Field(description="sum of the step times in seconds", examples=[3_600.0])
+    step_s: float | None = Field(
+        description="mean step time in seconds; null: unknown", examples=[0.3]
+    )
+    se: float | None = Field(
+        description="mean straggler effect (SE) of the steps; null: unknown", examples=[0.1]
+    )
+    waste: float | None = Field(
+        description="mean straggler waste of the steps; null: unknown", examples=[0.06]
+    )
+    worker_hours: float = Field(description="hours of all ranks together", examples=[8.0])
     waiting_hours: float = Field(
-        description="of these, spent waiting for slower ranks", examples=[0.5]
+        description="hours that ranks waited for slower ranks, summed over the ranks",
+        examples=[0.5],
     )
     cost: float | None = Field(
-        description="cost of the time of all ranks; null: no price is set, or the time is "
+        description="cost of the time of all ranks; null: no price is set, or the runs are "
         "simulated",
         examples=[12.4],
     )
     waited_cost: float | None = Field(
-        description="part of the cost that is due to waiting", examples=[0.8]
+        description="cost of the time that ranks waited for slower ranks; null: no price is set, "
+        "or the runs are simulated",
+        examples=[0.8],
     )
     currency: str | None = Field(
-        description="currency of both costs; null: no costs", examples=["USD"]
+        description="currency of `cost` and `waited_cost`; null: no costs", examples=["USD"]
     )
 
 
@@ -155,13 +172,16 @@ def get_history(
         list[history.By],
         Query(max_length=7, description="fields to group by", examples=[["day", "node"]]),
     ] = [],  # noqa: B006
-    from_day: Moment = None,
-    to_day: Moment = None,
+    from_day: Annotated[
+        float | None, moment("Unix time on the first day (UTC) whose steps count")
+    ] = None,
+    to_day: Annotated[
+        float | None, moment("Unix time on the last day (UTC) whose steps count")
+    ] = None,
 ) -> Any:
     """Return sums and means over the steps of runs, by group.
 
-    `from_day` and `to_day` select days (UTC): from the day of the first moment up to the day of the
-    second, both included.
+    Steps from the day of `from_day` to the day of `to_day` count, both days (UTC) included.
     """
     groups, price = tuple(dict.fromkeys(by)), settings_of(request).hour_price
     with store_of(request).read() as connection:

@@ -46,7 +46,7 @@ class _KeptAnswer(msgspec.Struct, array_like=True):
 
 
 class Repeats:
-    """Middleware that answers a repeated POST of the API from the store."""
+    """ASGI middleware that responds to a repeated POST of the API with the stored response."""
 
     def __init__(self, app: ASGIApp, store: Store) -> None:
         self.app = app
@@ -82,9 +82,10 @@ class Repeats:
         await answer(scope, receive, send)
 
     def _seal(self, key: str) -> Fernet:
-        """Return the cipher for the stored response to a request with this key.
+        """Return the cipher for the stored response to a request with this idempotency key.
 
-        The key is not stored, so the database alone does not reveal secrets in responses.
+        The cipher's key is derived from the idempotency key, which is not stored. So a reader of
+        the database alone cannot decrypt the secrets that a response may contain.
         """
         master = meta.secret(self.store)
         derived = hashlib.blake2b(
@@ -124,14 +125,15 @@ class _Execution:
             await send(message)
 
     def _settle(self, commits: Commits) -> None:
-        """Store the response, or release the key if the request changed nothing."""
+        """Store the response, or release the key if the request failed and changed nothing."""
         start = next(m for m in self._messages if m["type"] == "http.response.start")
         status: int = start["status"]
         if status >= HTTPStatus.BAD_REQUEST and not commits.count:
             self._release()
             return
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            # The request may have committed only a part of its changes, so it keeps the key.
+            # The request may have committed only a part of its changes. The key stays in use, so
+            # that the request is not executed again.
             return
         headers = [(n, v) for n, v in start["headers"] if n.lower() in _KEPT_HEADERS]
         body = b"".join(message.get("body", b"") for message in self._messages)
@@ -151,13 +153,13 @@ class _Execution:
 
 
 def key_id(requester: Identity, key: str) -> str:
-    """Return a digest of a key and its requester, so that requesters may use equal keys."""
+    """Return a digest of a key and its requester, so that two requesters may use the same key."""
     who = f"token {requester.token}" if requester.token else f"user {requester.name}"
     return hashlib.sha256(f"{who}\n{key}".encode()).hexdigest()
 
 
 def _digest(scope: Scope, body: bytes) -> str:
-    """Return a request's digest, without `If-Match`: a repetition may send a newer revision."""
+    """Return a digest of a request without `If-Match`, which may differ in a repeated request."""
     place = f"{scope['path']}?{scope['query_string'].decode('latin-1')}\n"
     return hashlib.sha256(place.encode() + body).hexdigest()
 

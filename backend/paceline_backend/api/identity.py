@@ -16,7 +16,8 @@ __all__ = ["Identity", "Scope", "identity_of"]
 class Identity:
     """The caller of a request: a name for the audit log, and the rights.
 
-    `node` and `run` restrict an agent's token: to one node, or to the nodes of one run.
+    `node` and `run` restrict an agent's token to one node, or to the nodes of one run; None: there
+    is no such restriction.
     """
 
     # Name of a token, or the user whom a trusted proxy names.
@@ -24,22 +25,22 @@ class Identity:
     scope: Scope
     # IP address of the client.
     address: str = ""
-    # ID of the token in the request; empty: the request has none.
+    # ID of the token or browser in the request; empty: a trusted proxy has named the user.
     token: str = ""
     node: str | None = None
     run: str | None = None
 
     @property
     def shared(self) -> bool:
-        """Return True for a token of the server itself, which several people may hold."""
+        """Return whether the token is the server's own, which several people may hold."""
         return self.name in RESERVED
 
 
 def identity_of(request: HTTPConnection) -> Identity:
-    """Return the caller, as `Authentication` has stored it in the request.
+    """Return the caller, whom `Authentication` has stored in the request.
 
     Raises:
-        LookupError: `Authentication` has not run, so no caller may do anything.
+        LookupError: `Authentication` has not run, so the caller is unknown.
     """
     known = getattr(request.state, "identity", None)
     if isinstance(known, Identity):

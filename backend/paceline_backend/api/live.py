@@ -1,8 +1,8 @@
 """REST: the live view of a run: an event stream, and the data that a page draws.
 
-An event is a notice: `{type, step, revision}` has the earliest new step, if any, and the run's
-revision. The page then requests what is new with `GET view?since=`. `change_reader` reads the bus
-for all streams of the process:
+An event only reports a change: `{type, step, revision}` has the earliest new step, if any, and the
+run's revision. The page then requests the new data with `GET view?since=`. `change_reader` reads
+the bus for all streams of the process:
 
     follower = reader.join(run)
     event = follower.take()
@@ -41,10 +41,9 @@ router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[D
 
 # Maximum number of steps in a view that is requested with `since` or `last`.
 _VIEW_STEPS = 2_000
-# Maximum number of newest segments in a view. Spans that no controller planned are also in
-# `coasts`, for the whole range.
+# Maximum number of segments in a view, the newest ones. `coasts` covers the whole range of steps.
 _VIEW_SEGMENTS = 200
-# Maximum number of newest segments, and of newest evaluations, in a view with `since`.
+# Maximum numbers of segments and of evaluations in a view with `since`, the newest ones.
 _NEW_SEGMENTS = 50
 _NEW_EVALUATIONS = 20
 # Compression level of gzip. Levels 6 and above take twice the time for 3 % fewer bytes.
@@ -52,7 +51,7 @@ _LEVEL = 5
 
 
 class Lines(StepAxis):
-    """Steps of at most 16 ranks: ``column[rank][step]``. If there are more, `ranks` is empty."""
+    """Steps of ranks: ``column[rank][step]``. Empty if the run has more than 16 ranks."""
 
     ranks: list[int] = Field(examples=[[0, 1]])
     compute_s: list[Column] = Field(examples=[[[0.19, 0.2], [0.2, 0.19]]])
@@ -63,21 +62,28 @@ class Lines(StepAxis):
 
 
 class Heat(StepAxis):
-    """Heat map of compute times: rows of ranks, columns of steps, the maximum in each cell.
+    """Heat map of compute times: a cell has the maximum over its ranks (row) and steps (column).
 
-    The columns ``compute_…`` and ``share_…`` are quantiles over the rows of means.
+    ``compute_…`` and ``share_…`` have, for each column, quantiles of the rows' means.
     """
 
-    world: int = Field(description="ranks of the run", examples=[1024])
-    together: int = Field(description="ranks per row; 1 for up to 256 ranks", examples=[4])
-    rows: int = Field(
-        description="number of rows; row k begins with rank k · together", examples=[256]
+    world: int = Field(description="number of ranks of the run", examples=[1024])
+    together: int = Field(
+        description="number of ranks per row of the heat map; 1 for up to 256 ranks", examples=[4]
     )
-    low: float = Field(description="minimum of all cells, seconds", examples=[0.1])
-    high: float = Field(description="maximum of all cells, seconds", examples=[0.9])
+    rows: int = Field(
+        description="number of rows of the heat map; row k begins with rank k × `together`",
+        examples=[256],
+    )
+    low: float = Field(
+        description="minimum compute time of all cells of the heat map, in seconds", examples=[0.1]
+    )
+    high: float = Field(
+        description="maximum compute time of all cells of the heat map, in seconds", examples=[0.9]
+    )
     cells: str = Field(
-        description="base64 of one byte for each cell, row by row; 0: unknown, else code k means "
-        "low · (high / low) ** ((k - 1) / 254)",
+        description="cells of the heat map, row by row, as base64 of one byte per cell; byte 0: "
+        "unknown; byte k: low × (high ÷ low) ** ((k − 1) ÷ 254) seconds",
         examples=["Af8AAQ=="],
     )
     compute_p10: Column
@@ -93,17 +99,22 @@ class RangeView(BaseModel):
     """Data of the charts for a range of steps."""
 
     run: RunInfo
-    begins: int | None = Field(description="first complete step of the run", examples=[0])
+    begins: int | None = Field(
+        description="first complete step of the run; null: none", examples=[0]
+    )
     steps: StepColumns
     worker_steps: Lines
     heat: Heat
-    coasts: list[Coast] = Field(description="spans that no controller planned")
+    coasts: list[Coast] = Field(
+        description="first and last step of each span of steps that no controller planned"
+    )
     switches: list[SwitchInfo]
     segments: list[SegmentInfo] = Field(
-        description="the newest 200 (with `since`: 50), oldest first"
+        description="newest 200 segments of the run (50 with `since`), oldest first"
     )
     evaluations: list[EvaluationInfo] | None = Field(
-        default=None, description="only with `since`: the newest 20, oldest first"
+        default=None,
+        description="newest 20 evaluations of the run, oldest first; only with `since`",
     )
 
 
@@ -112,24 +123,30 @@ class ViewQuery(StepRange):
 
     since: Annotated[
         int | None,
-        Query(ge=-1, le=BIGGEST, description="only the steps after this one, without averaging"),
+        Query(
+            ge=-1,
+            le=BIGGEST,
+            description="return only steps after this step, each as a point of its own",
+        ),
     ] = None
     last: Annotated[
         int | None,
         Query(
-            ge=1, le=_VIEW_STEPS, description="only this number of newest steps, without averaging"
+            ge=1,
+            le=_VIEW_STEPS,
+            description="return only this number of newest steps, each as a point of its own",
         ),
     ] = None
     points: Annotated[
         int,
-        Query(ge=2, le=2000, description="maximum number of points per line of the step charts"),
+        Query(ge=2, le=2000, description="maximum number of points per line in charts of steps"),
     ] = chart_views.POINTS
     columns: Annotated[
         int,
         Query(
             ge=2,
             le=chart_views.CHART_COLUMNS,
-            description="maximum number of columns of the ranks' lines and the heat map",
+            description="maximum number of points of a rank's line, and of columns of the heat map",
         ),
     ] = chart_views.CHART_COLUMNS
 
@@ -145,13 +162,13 @@ class ViewQuery(StepRange):
 async def events(request: Request, run: str) -> Response:
     """Stream an event whenever a change of the run is committed.
 
-    `GET view?since=` returns what has changed. The stream ends when the run has ended, and when the
-    client's token is revoked or has expired.
+    The client then requests the new data with `GET view?since=`. The stream ends when the run has
+    ended, or when the client's token is revoked or has expired.
     """
     reader: ChangeReader = request.app.state.reader
-    # This call raises an error for an unknown run.
+    # This call raises an error if the run is unknown.
     await run_in_threadpool(runs_store.get, reader.store, run)
-    # A stream lasts for hours, so its token may expire or be revoked meanwhile.
+    # A stream may last for hours, so the client's token may expire or be revoked meanwhile.
     allowed = partial(request.app.state.rights.valid, identity_of(request).token)
     stream = _stream(reader, run, request.app.state.closing, allowed)
     return EventStream(stream, request.app.state.streams)
@@ -164,13 +181,12 @@ async def _stream(
     allowed: Callable[[], Awaitable[bool]],
 ) -> AsyncIterator[bytes]:
     follower = reader.join(run)
-    # The outage that the client was last informed about.
+    # Outage that was last reported to the client.
     awaited = None
-    spoke = time.monotonic()
+    sent_at = time.monotonic()
     try:
         yield b": welcome\n\n"
-        # If the database is unavailable, this client gets an event together with all other clients
-        # once the database is back.
+        # If the database is unavailable, the reader gives all clients an event after the outage.
         with suppress(StoreUnavailableError):
             await reader.tell_end(run, follower)
         while not closing() and await allowed():
@@ -181,12 +197,12 @@ async def _stream(
                 yield encoded(event)
             elif follower.is_last:
                 return
-            elif time.monotonic() - spoke > COMMENT_S:
+            elif time.monotonic() - sent_at > COMMENT_S:
                 yield b": still here\n\n"
             else:
                 await follower.wait(SHUTDOWN_CHECK_S)
                 continue
-            spoke = time.monotonic()
+            sent_at = time.monotonic()
     finally:
         reader.leave(run, follower)
 
@@ -195,9 +211,9 @@ async def _stream(
 def view(request: Request, run: str, asked: Annotated[ViewQuery, Query()]) -> Any:
     """Return the data of charts for a range of steps: at most 300 kB, compressed, for any run.
 
-    The response is thinned out so that each column keeps its minimum and maximum. The event stream
-    `events` reports when there is more. With `since`, the response has only what is missing from a
-    view up to that step.
+    If a point of a chart combines several steps, the response also has their minimum and maximum.
+    With `since`, the response has only the data that is newer than this step. The event stream
+    `events` reports new data.
     """
     store = store_of(request)
     since, last = asked.since, asked.last
@@ -234,7 +250,7 @@ def view(request: Request, run: str, asked: Annotated[ViewQuery, Query()]) -> An
 
 
 def _compressed(request: Request, model: BaseModel) -> Response:
-    """Compress the response in this thread, while the event loop serves other clients."""
+    """Return the model as JSON, compressed in this thread to keep the event loop free."""
     body = model.model_dump_json(by_alias=True, exclude_unset=True).encode()
     headers = {"Vary": "Accept-Encoding"}
     if "gzip" in request.headers.get("Accept-Encoding", ""):

@@ -63,16 +63,26 @@ class NodeLog(BaseModel):
     """A log on a node."""
 
     node: str = Field(examples=["node-1"])
-    rank: int | None = Field(description="null: the launcher's log", examples=[3])
-    output: Output | None = Field(description="null: the launcher's log, which has both")
+    rank: int | None = Field(
+        description="rank that wrote the log; null: the node's launcher wrote it", examples=[3]
+    )
+    output: Output | None = Field(
+        description="output of the rank that the log contains; null: the launcher's log, which "
+        "contains both outputs"
+    )
     attempt: int | None = Field(
-        description="null: the launcher's log, which covers all attempts", examples=[0]
+        description="attempt in which the log was written; null: the launcher's log, which covers "
+        "all attempts",
+        examples=[0],
     )
-    size: int = Field(description="bytes", examples=[4096])
+    size: int = Field(description="size of the log in bytes", examples=[4096])
     modified_at: float = Field(
-        description="Unix time, by the node's clock", examples=[1767225600.0]
+        description="Unix time at which the log was last written, by the node's clock",
+        examples=[1767225600.0],
     )
-    may_grow: bool = Field(description="processes that write to it may still run", examples=[True])
+    may_grow: bool = Field(
+        description="true: processes that write to the log may still run", examples=[True]
+    )
 
 
 class RunLogs(BaseModel):
@@ -82,7 +92,8 @@ class RunLogs(BaseModel):
     state: State = Field(description="state of the run", examples=["running"])
     nodes: list[AskedNode]
     logs: list[NodeLog] = Field(
-        description="sorted by attempt, rank, output and node; launchers' logs first"
+        description="logs of the run, sorted by attempt, rank, output and node; logs of launchers "
+        "come first"
     )
 
 
@@ -91,36 +102,60 @@ class LogExcerpt(BaseModel):
 
     run: str = Field(examples=["3f9a1c07be52"])
     node: str = Field(examples=["node-1"])
-    rank: int | None = Field(description="null: the launcher's log", examples=[3])
-    output: Output | None = Field(description="null: the launcher's log, which has both")
-    attempt: int | None = Field(
-        description="null: the launcher's log, which covers all attempts", examples=[0]
+    rank: int | None = Field(
+        description="rank that wrote the log; null: the node's launcher wrote it", examples=[3]
     )
-    offset: int = Field(description="offset of the first byte", examples=[0])
+    output: Output | None = Field(
+        description="output of the rank that the log contains; null: the launcher's log, which "
+        "contains both outputs"
+    )
+    attempt: int | None = Field(
+        description="attempt in which the log was written; null: the launcher's log, which covers "
+        "all attempts",
+        examples=[0],
+    )
+    offset: int = Field(
+        description="position in the log of the text's first byte, in bytes", examples=[0]
+    )
     next: int = Field(
-        description="offset of the next part; below `size`: there is more", examples=[17]
+        description="position in the log after the text, in bytes; below `size`: more text follows",
+        examples=[17],
     )
     size: int = Field(description="size of the whole log in bytes", examples=[17])
-    may_grow: bool = Field(description="processes that write to it may still run", examples=[True])
+    may_grow: bool = Field(
+        description="true: processes that write to the log may still run", examples=[True]
+    )
     text: str = Field(
-        description="invalid UTF-8 is replaced by U+FFFD", examples=["loss 0.31 at 12\n"]
+        description="text of this part of the log; invalid UTF-8 is replaced by U+FFFD",
+        examples=["loss 0.31 at 12\n"],
     )
 
 
 Rank = Annotated[
-    str, Path(pattern="^(launcher|[0-9]{1,9})$", description="number of a rank, or `launcher`")
+    str,
+    Path(
+        pattern="^(launcher|[0-9]{1,9})$",
+        description="number of the rank whose log is wanted, or `launcher` for a node's launcher",
+    ),
 ]
-OutputOf = Annotated[Output, Query(description="output of a rank; the launcher's log has both")]
+OutputOf = Annotated[
+    Output,
+    Query(description="output of the rank; ignored for a launcher, whose log contains both"),
+]
 Attempt = Annotated[
     int | None,
-    Query(ge=0, le=_MOST_LOG_ATTEMPT, description="default: the newest attempt that has this log"),
+    Query(
+        ge=0,
+        le=_MOST_LOG_ATTEMPT,
+        description="attempt in which the log was written; default: the newest that has such a log",
+    ),
 ]
 Tail = Annotated[
     int | None,
     Query(
         ge=1,
         le=MOST_LINES,
-        description="only this number of last lines; not together with `offset`",
+        description="number of lines to return from the end of the log; not allowed with `offset`",
     ),
 ]
 Offset = Annotated[
@@ -128,15 +163,17 @@ Offset = Annotated[
     Query(
         ge=-_MOST_OFFSET,
         le=_MOST_OFFSET,
-        description="offset of the first byte; below 0: counted from the end; default: 0",
+        description="position of the first byte to return; below 0: counted from the end of the "
+        "log; default: 0",
     ),
 ]
-Limit = Annotated[int, Query(ge=4, le=MOST_LOG_BYTES, description="maximum number of bytes")]
+Limit = Annotated[
+    int, Query(ge=4, le=MOST_LOG_BYTES, description="maximum number of bytes to return")
+]
 Node = Annotated[
     NodeName | None,
     Query(
-        description="node that has the log; required for `launcher` if several nodes have such a "
-        "log"
+        description="node that has the log; required for `launcher` if the run is on several nodes"
     ),
 ]
 
@@ -157,9 +194,9 @@ class LogText:
 
     node: str
     attempt: int | None
-    # Offset of the first byte.
+    # Position of the text's first byte in the log.
     offset: int  # bytes
-    # Offset of the text that follows this part.
+    # Position in the log after the text.
     next: int  # bytes
     # Size of the whole log.
     size: int  # bytes
@@ -175,12 +212,14 @@ class Logs:
         self._asker = asker
 
     async def listing(self, run: str, from_attempt: int) -> Listing:
-        """Return all logs, by attempt, rank, output and node; logs of launchers come first.
+        """Return the logs of a run, from attempt `from_attempt` on.
+
+        They are sorted by attempt, rank, output and node; logs of launchers come first.
 
         Raises:
             UnknownRunError: no such run.
-            ConflictError: none of the run's nodes can be asked.
-            ProblemError: none of the run's nodes answers.
+            ConflictError: no node of the run has an agent that can answer.
+            ProblemError: no node of the run has answered in time.
         """
         known = await run_in_threadpool(holders, self.store, run)
         answers = await ask(self.store, self._asker, known, run, ListLogs(from_attempt))
@@ -191,17 +230,17 @@ class Logs:
                 logs += [(holder.node, log) for log in answer.logs]
         if known and all(problems.values()):
             raise refusal(answers)
-        logs.sort(key=lambda pair: _place(*pair))
+        logs.sort(key=lambda pair: _sort_key(*pair))
         return Listing(logs, problems)
 
     async def part(self, run: str, wanted: ReadLog, node: str | None = None) -> LogText:
-        """Return a part of a log. Without `node`, the node of the rank is asked.
+        """Return a part of a log from `node`; None: from the node of the rank.
 
         Raises:
             UnknownRunError: no such run.
             InvalidRequestError: the run has no such node, or several nodes have a launcher's log.
-            ConflictError: the node cannot be asked.
-            ProblemError: there is no such log, or the node does not answer.
+            ConflictError: the node has no agent that can answer.
+            ProblemError: there is no such log, or the node has not answered in time.
         """
         known = await run_in_threadpool(
             holders, self.store, run, None if node else wanted.rank, wanted.attempt
@@ -232,23 +271,23 @@ def _chosen(known: Sequence[LogHolder], wanted: ReadLog, node: str | None) -> li
     return list(known)
 
 
-def _place(node: str, log: LogFile) -> tuple[bool, int, int, bool, str]:
+def _sort_key(node: str, log: LogFile) -> tuple[bool, int, int, bool, str]:
     rank, attempt = log.rank, log.attempt
     return rank is not None, attempt or 0, rank or 0, log.output == "stderr", node
 
 
 def _as_text(node: str, part: LogPart) -> LogText:
-    """Decode a part. A character that the end of the part cuts is left out if more may follow."""
+    """Decode a part. An incomplete character at its end is left out if more bytes may follow."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    whole = part.offset + len(part.data) >= part.size and not part.may_grow
-    text = decoder.decode(part.data, whole)
-    kept = len(part.data) - (0 if whole else len(decoder.getstate()[0]))
+    final = part.offset + len(part.data) >= part.size and not part.may_grow
+    text = decoder.decode(part.data, final)
+    kept = len(part.data) - (0 if final else len(decoder.getstate()[0]))
     following = part.offset + kept
     return LogText(node, part.attempt, part.offset, following, part.size, part.may_grow, text)
 
 
 class Follow:
-    """Events of a growing log, from the position in `wanted` on.
+    """Stream of the events of a growing log, from the position in `wanted` on.
 
     `node` is the node that has the log; None: the node of the rank. `closing` returns whether the
     server shuts down, and `allowed` whether the client may still read.
@@ -271,15 +310,16 @@ class Follow:
         self._allowed = allowed
         # The problem that was last reported to the client.
         self._problem = ""
-        # True if there is text to read now, after the part that was read last.
+        # True if the log has more text after the part that was read last.
         self._more = False
         self._pause_s = _SOON_S
 
     async def has_ended(self) -> bool:
-        """Return whether the run has ended and nothing comes after the position.
+        """Return whether the run has ended and no text follows the position.
 
-        The call raises the errors of `Logs.part`, except that a missing log is no error before the
-        run has ended.
+        Raises:
+            Exception: any error of `Logs.part`. While the run is active, however, a missing log is
+                no error.
         """
         try:
             part = await self._part()
@@ -294,29 +334,29 @@ class Follow:
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield the body of the response."""
         yield b": welcome\n\n"
-        spoke = time.monotonic()
+        sent_at = time.monotonic()
         while not self._closing() and await self._allowed():
-            over, chunk = await self._look()
-            if not chunk and time.monotonic() - spoke > COMMENT_S:
+            complete, chunk = await self._next_event()
+            if not chunk and time.monotonic() - sent_at > COMMENT_S:
                 chunk = b": still here\n\n"
             if chunk:
-                spoke = time.monotonic()
+                sent_at = time.monotonic()
                 yield chunk
-            if over:
+            if complete:
                 return
-            await self._rest()
+            await self._pause()
 
-    async def _look(self) -> tuple[bool, bytes]:
-        """Return whether the log is complete, and the next event if there is one."""
+    async def _next_event(self) -> tuple[bool, bytes]:
+        """Return whether all text was sent, and the next event; empty: there is none yet."""
         try:
-            return await self._news()
+            return await self._read_next()
         except UnknownRunError:
             # The run was deleted.
             return True, b""
         except (ProblemError, ConflictError, redis.RedisError, StoreUnavailableError) as error:
-            return await self._ended_by_now(), self._trouble(error)
+            return await self._ended_by_now(), self._problem_event(error)
 
-    async def _news(self) -> tuple[bool, bytes]:
+    async def _read_next(self) -> tuple[bool, bytes]:
         part = await self._part()
         self._problem = ""
         moved = {"attempt": part.attempt, "offset": part.next, "lines": None}
@@ -328,8 +368,8 @@ class Follow:
             return False, encoded({"type": "text", **self._shown(part)}, position)
         if part.may_grow:
             return False, b""
-        # Check whether the run has ended before listing the logs: an ended run gets no further
-        # attempt, so the list is then complete.
+        # Check whether the run has ended before the logs are listed: an ended run gets no further
+        # attempt, so the list then contains the last one.
         ended = await self._ended()
         later = await self._later(part.attempt)
         if later is None:
@@ -340,7 +380,7 @@ class Follow:
 
     async def _part(self) -> LogText:
         part = await self._logs.part(self._run, self._wanted, self._node)
-        # A log below its previous size was replaced by another one: read it from its start.
+        # If the log is shorter than the position, it was replaced: read the new log from its start.
         if 0 < self._wanted.offset > part.size:
             self._wanted = msgspec.structs.replace(self._wanted, offset=0)
             return await self._logs.part(self._run, self._wanted, self._node)
@@ -371,17 +411,22 @@ class Follow:
         output = self._wanted.output if of_rank else None
         return {"rank": self._wanted.rank, "output": output, **asdict(part)}
 
-    def _trouble(self, error: Exception) -> bytes:
-        """Return an event that reports a problem, once. A log that does not exist is no problem."""
+    def _problem_event(self, error: Exception) -> bytes:
+        """Return an event that reports an error; empty: no event is needed.
+
+        No event is needed if the error was reported before, or if the log does not exist yet.
+        """
         if isinstance(error, ProblemError) and error.status is HTTPStatus.NOT_FOUND:
             return b""
-        words, self._problem = self._problem, str(error)
-        return b"" if words == self._problem else encoded({"type": "problem", "detail": str(error)})
+        before, self._problem = self._problem, str(error)
+        return (
+            b"" if before == self._problem else encoded({"type": "problem", "detail": str(error)})
+        )
 
-    async def _rest(self) -> None:
-        """Pause before the next read, unless there is more text now.
+    async def _pause(self) -> None:
+        """Wait before the next read, unless the log already has more text.
 
-        Each pause is longer than the one before, until the log grows.
+        While the log does not grow, each pause is longer than the previous one.
         """
         if self._more:
             self._more = False
@@ -420,7 +465,7 @@ async def list_logs(
     run: str,
     from_attempt: Annotated[
         int,
-        Query(ge=0, le=_MOST_LOG_ATTEMPT, description="only logs of this attempt and later ones"),
+        Query(ge=0, le=_MOST_LOG_ATTEMPT, description="list only logs of this and later attempts"),
     ] = 0,
 ) -> Any:
     """List the logs that a run's nodes have now, at most 2,000 per node."""
@@ -449,7 +494,7 @@ async def read_log(request: Request, run: str, wanted: Wanted, node: Node = None
     responses={
         **documented(HTTPStatus.TOO_MANY_REQUESTS),
         200: {"content": {"text/event-stream": {}}, "description": "Server-sent events"},
-        204: {"description": "the run has ended, and no text follows the position"},
+        204: {"description": "The run has ended, and no text follows the requested position."},
     },
 )
 async def follow_log(
@@ -459,16 +504,16 @@ async def follow_log(
     node: Node = None,
     last_event_id: Annotated[str | None, Header(pattern=_POSITION, max_length=26)] = None,
 ) -> Response:
-    """Stream the text that is added to a log, attempt after attempt.
+    """Stream the text of a log while it grows, and then the text of the next attempts' logs.
 
     The stream ends when the run has ended and all text was sent. It also ends when the client's
-    token is revoked or has expired. `Last-Event-ID` resumes a stream and takes precedence over
-    `attempt`, `offset` and `tail`.
+    token is revoked or has expired. The header `Last-Event-ID` resumes a stream, and takes
+    precedence over `attempt`, `offset` and `tail`.
     """
     if last_event_id is not None:
         attempt, offset = map(int, last_event_id.split("-"))
         wanted = ReadLog(wanted.rank, wanted.output, attempt, offset, wanted.limit)
-    # A stream lasts for hours, so its token may expire or be revoked meanwhile.
+    # A stream may last for hours, so the client's token may expire or be revoked meanwhile.
     state = request.app.state
     allowed = partial(state.rights.valid, identity_of(request).token)
     followed = Follow(_logs(request), run, wanted, node, state.closing, allowed)

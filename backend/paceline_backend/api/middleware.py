@@ -1,6 +1,6 @@
 """Small middleware around all requests: path prefix, size of bodies, wake-up of workers.
 
-`create_app` installs it, together with the larger one in `auth`, `headers` and `idempotency`.
+`create_app` installs it, together with the middleware of `auth`, `headers` and `idempotency`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from paceline_backend.requests import streams
 
 
 class PathPrefix:
-    """ASGI middleware that removes the prefix from requests and adds it to redirects.
+    """ASGI middleware that removes the path prefix from requests and adds it to redirects.
 
-    The proxy may remove the prefix itself, or leave it in place.
+    `prefix` is the path below which a proxy serves this server. The proxy may also remove the
+    prefix from requests itself.
     """
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
@@ -59,10 +60,11 @@ _TOO_LARGE = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
 class BodyLimit:
-    """ASGI middleware that answers 413 to a body of more than `limit` bytes, without reading it.
+    """ASGI middleware that responds with 413 to a body of more than `limit` bytes.
 
-    FastAPI's `max_body_size` does not suffice. If no route reads the body, the response is not a
-    problem document. And in pages of Dash, the error that `max_body_size` raises becomes a 500.
+    It never reads more than the limit. FastAPI's `max_body_size` does not suffice: if no route
+    reads the body, the response is not a problem document, and in pages of Dash, the error that
+    `max_body_size` raises becomes a 500.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
@@ -92,7 +94,7 @@ class BodyLimit:
 
         async def sending(message: Message) -> None:
             nonlocal started
-            # Once the body is too large, drop the application's response: the client gets a 413.
+            # If the body is too large, drop the application's response: the client gets a 413.
             if started or size <= self.limit:
                 started = True
                 await send(message)
@@ -129,6 +131,6 @@ class WakeWorkers:
         try:
             await self.app(scope, receive, send)
         finally:
-            # A request that failed may have committed something before.
+            # Wake them even after a failure: the request may have committed something before it.
             if scope["type"] == "http" and scope["method"] not in SAFE_METHODS:
                 await run_in_threadpool(streams.wake, self.bus)

@@ -1,6 +1,7 @@
-"""What monitoring reads: liveness and readiness probes, and metrics for Prometheus.
+"""Probes for liveness and readiness, and metrics for Prometheus.
 
 Metrics are read from database and bus at each request, so all web processes report the same values.
+Only the metrics of event streams are those of the web process itself.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from paceline_backend.store.meta import Probe
 
 log = logging.getLogger(__name__)
 
-# State of a database or bus that does not answer or accepts no writes. These routes are public, so
-# only the log gives the reason.
+# State of a database or bus that does not answer or accepts no writes. The probes are public, so
+# the reason is written only to the log.
 _AWAY = "does not answer"
 
 probes_router = APIRouter(dependencies=[Depends(ANYBODY)])
@@ -40,13 +41,13 @@ metrics_router = APIRouter(dependencies=[Depends(VIEWER)])
 
 
 class Health(BaseModel):
-    """Response of a process that serves requests."""
+    """Response of a web process that serves requests."""
 
     status: Literal["ok"] = "ok"
 
 
 class Readiness(BaseModel):
-    """State of each part: `ok`, or what is wrong. The server's log has the reason."""
+    """State of each part of the server: `ok`, or the problem. The log has the reason."""
 
     database: str = Field(examples=["ok"])
     bus: str = Field(examples=["ok"])
@@ -79,12 +80,12 @@ def _database(probe: Probe) -> str:
 
 def _bus_and_worker(client: redis.Redis) -> tuple[str, str]:
     try:
-        # A bus whose disk is full still answers, but accepts no writes.
+        # Test with a write, because a bus whose disk is full still answers.
         client.set(PROBE, b"", ex=60)
         workers: list[Any] = heartbeat.beats(client)
     except redis.RedisError as error:
         log.warning("not ready: the bus does not answer: %s", error)
-        return _AWAY, "unknown while the bus is away"
+        return _AWAY, "unknown, because the bus does not answer"
     return "ok", "ok" if workers else "no worker has sent a heartbeat in the last 10 s"
 
 
@@ -102,37 +103,45 @@ def metrics(request: Request) -> Response:
 _OF_RUNS = (
     ("step", "step", "Last complete step"),
     ("epoch", "epoch", "Epoch of the last complete step"),
-    ("step_seconds", "step_s", f"Mean time of a step, over the last {MEAN_STEPS} steps"),
+    ("step_seconds", "step_s", f"Mean step time in seconds, over the last {MEAN_STEPS} steps"),
     ("se", "se", f"Mean straggler effect (SE) of a step, over the last {MEAN_STEPS} steps"),
     (
         "waste",
         "waste",
-        f"Mean share of time that ranks spend waiting, over the last {MEAN_STEPS} steps",
+        f"Mean straggler waste of a step, over the last {MEAN_STEPS} steps",
     ),
-    ("slowest_rank", "slowest_rank", "The rank that finished computing last in most steps"),
-    ("slowest_share", "slowest_share", "Share of steps in which that rank was the last"),
-    ("plan_seconds", "plan_s", "Mean time to plan a segment, over the newest planned segments"),
+    ("slowest_rank", "slowest_rank", "Rank that computed longest in most steps"),
+    ("slowest_share", "slowest_share", "Share of steps in which the slowest rank computed longest"),
+    ("plan_seconds", "plan_s", "Mean seconds to plan a segment, over the newest segments"),
     ("coasting", "coasting", "Share of the newest segments that the leader planned itself"),
     (
         "hung_seconds",
         "hung_s",
-        "Seconds that ranks have waited for ranks that make no progress; 0: no hang",
+        "Seconds for which the run has hung without progress; 0: no hang",
     ),
-    ("coverage_exact", "coverage_exact", "1: each sample of an epoch was used exactly once so far"),
-    ("dropped_samples", "samples_dropped", "Samples whose gradients came too late to be applied"),
-    ("lost_records", "records_lost", "Records lost to a full spool"),
+    ("coverage_exact", "coverage_exact", "1: each epoch has used each sample exactly once so far"),
+    ("dropped_samples", "samples_dropped", "Samples whose gradients were too old to be applied"),
+    ("lost_records", "records_lost", "Telemetry records that were lost because a spool was full"),
 )
 # Metrics per run and kind of cause: name, field of `CauseCost`, help.
 _OF_CAUSES = (
-    ("cause_share", "share", "Share of the wall time that is lost to active causes of a kind"),
-    ("cause_ranks", "culprits", "Ranks that active causes of a kind name"),
-    ("cause_factor", "factor", "Slowdown factor of the ranks that these causes name"),
+    ("cause_share", "share", "Share of the wall time that active causes of the kind cost"),
+    (
+        "cause_ranks",
+        "culprits",
+        "Number of ranks that are responsible for active causes of the kind",
+    ),
+    (
+        "cause_factor",
+        "factor",
+        "Slowdown factor of the ranks that are responsible for causes of the kind",
+    ),
 )
 
 # Metrics per run if there is a price: name, field of `insight.costs.of_run`, help.
 _OF_COSTS = (
-    ("cost", "amount", "Cost of the run's ranks in its steps so far"),
-    ("waited_cost", "waited", "Cost of waiting for slower ranks so far"),
+    ("cost", "amount", "Cost of the ranks' time in the run's steps so far"),
+    ("waited_cost", "waited", "Cost of the time that the run's ranks have waited for slower ranks"),
 )
 
 
@@ -149,10 +158,12 @@ class _ControlPlane(Collector):
         )
         yield CounterMetricFamily(
             "paceline_event_streams_refused",
-            "Event streams that this web process refused: the client had too many",
+            "Event streams that this web process refused because the client had too many",
             self.app.state.streams.refused,
         )
-        up = GaugeMetricFamily("paceline_up", "1: the part answers", labels=["part"])
+        up = GaugeMetricFamily(
+            "paceline_up", "1: the part answers: the database or the bus", labels=["part"]
+        )
         for part, families in (("database", self._database), ("bus", self._bus)):
             try:
                 yield from list(families())
@@ -173,10 +184,10 @@ class _ControlPlane(Collector):
         yield family
         yield GaugeMetricFamily("paceline_nodes_alive", "Nodes whose agent answers", alive)
         if (free := self.store.free_share()) is not None:
-            words = "Free share of the file system with the database"
+            words = "Share of the database's file system that is free"
             yield GaugeMetricFamily("paceline_disk_free_share", words, free)
         yield GaugeMetricFamily(
-            "paceline_controllers", "Runs whose controller holds a live lease", controllers
+            "paceline_controllers", "Runs that a controller plans now", controllers
         )
         yield from self._runs()
 
@@ -231,10 +242,14 @@ class _ControlPlane(Collector):
             "paceline_workers", "Worker processes with a current heartbeat", len(workers)
         )
         rows = CounterMetricFamily(
-            "paceline_ingest_rows", "Rank steps written, repeated ones included", labels=["worker"]
+            "paceline_ingest_rows",
+            "Records of ranks' steps that the worker wrote, including repeated ones",
+            labels=["worker"],
         )
         batches = CounterMetricFamily(
-            "paceline_ingest_batches", "Transactions that stored telemetry", labels=["worker"]
+            "paceline_ingest_batches",
+            "Transactions in which the worker stored telemetry",
+            labels=["worker"],
         )
         lag = GaugeMetricFamily(
             "paceline_ingest_lag",
@@ -247,11 +262,11 @@ class _ControlPlane(Collector):
             labels=["worker"],
         )
         taken = CounterMetricFamily(
-            "paceline_leases_taken", "Runs that a worker began to plan", labels=["worker"]
+            "paceline_leases_taken", "Runs that the worker began to plan", labels=["worker"]
         )
         lost = CounterMetricFamily(
             "paceline_leases_lost",
-            "Runs that another worker took over from this one",
+            "Runs that the worker no longer plans because another worker took them over",
             labels=["worker"],
         )
         for worker in workers:
@@ -267,7 +282,7 @@ class _ControlPlane(Collector):
 
 
 def _refused(kept: int, ever: int, flooded: floods.Counts) -> Iterator[Metric]:
-    yield GaugeMetricFamily("paceline_rejected_kept", "Rejected messages that are listed", kept)
+    yield GaugeMetricFamily("paceline_rejected_kept", "Rejected messages that can be listed", kept)
     yield CounterMetricFamily("paceline_rejected_messages", "Messages ever rejected", ever)
     yield GaugeMetricFamily(
         "paceline_writers_off",
@@ -275,8 +290,12 @@ def _refused(kept: int, ever: int, flooded: floods.Counts) -> Iterator[Metric]:
         flooded.off_now,
     )
     yield CounterMetricFamily(
-        "paceline_floods", "Number of times a writer was switched off", flooded.switched_off
+        "paceline_floods",
+        "Number of times that a run or node was switched off because it flooded the bus",
+        flooded.switched_off,
     )
     yield CounterMetricFamily(
-        "paceline_flood_dropped_entries", "Entries of floods that were dropped", flooded.dropped
+        "paceline_flood_dropped_entries",
+        "Entries that were dropped because a run or node flooded the bus",
+        flooded.dropped,
     )

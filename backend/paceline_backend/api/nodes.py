@@ -1,7 +1,8 @@
 """REST: nodes: their list, their agents' credentials, cordons, checks, and their history.
 
-An agent asks for a session before it connects to the bus. An operator cordons a node, so that it
-gets no new run, and has its machine measured again. An admin forgets a node that is gone.
+An agent requests a session (its credentials) before it connects to the bus. An operator can cordon
+a node, so that it gets no new run, and can request a new measurement of the machine's speed. An
+admin can delete a node whose agent no longer answers.
 """
 
 from __future__ import annotations
@@ -37,8 +38,12 @@ router = APIRouter(prefix="/nodes/{node}", responses=_REFUSALS)
 class Cordoned(BaseModel):
     """Cordon of a node: who set it, when, and why."""
 
-    by: str = Field(description="a token's name", examples=["ada"])
-    at: float = Field(description="Unix time", examples=[1767225800.0])
+    by: str = Field(
+        description="name of the token whose holder cordoned the node", examples=["ada"]
+    )
+    at: float = Field(
+        description="Unix time at which the node was cordoned", examples=[1767225800.0]
+    )
     reason: str = Field(examples=["its disk is slow"])
 
 
@@ -46,44 +51,62 @@ class NodeSpeed(BaseModel):
     """Speed of a machine, measured by its agent while no rank trained there."""
 
     compute_gflops: float = Field(
-        description="10⁹ operations per second of one core, while all cores are busy",
+        description="speed of one core while all cores are busy, in 10⁹ operations per second",
         examples=[48.0],
     )
     memory_gbps: float = Field(
-        description="10⁹ bytes per second that one core copies", examples=[9.5]
+        description="speed at which one core copies memory, in 10⁹ bytes per second",
+        examples=[9.5],
     )
     disk_mbps: float | None = Field(
-        description="10⁶ bytes per second written to the agent's data directory", examples=[410.0]
+        description="speed of writing to the agent's data directory, in 10⁶ bytes per second; "
+        "null: unknown",
+        examples=[410.0],
     )
 
 
 class InEngine(BaseModel):
-    """State of a cordon, or of its end, in the node's engine."""
+    """State of a node's cordon in the node's engine, which gets each change of the cordon."""
 
     backend: str = Field(examples=["slurm"])
-    host: str | None = Field(description="the engine's name for the machine", examples=["gpu7"])
+    host: str | None = Field(
+        description="the engine's name for the machine; null: unknown", examples=["gpu7"]
+    )
     cordoned: bool = Field(
-        description="state that the engine must have; false: the cordon is lifted", examples=[True]
+        description="true: the engine should cordon the machine; false: the engine should lift the "
+        "cordon",
+        examples=[True],
     )
     told_at: float | None = Field(
-        description="Unix time at which the engine was notified; null without `refusal`: pending",
+        description="Unix time at which the engine accepted the change; null: it refused (see "
+        "`refusal`), or has not answered yet",
         examples=[1767225801.0],
     )
-    refusal: str | None = Field(description="error message of the engine", examples=[None])
+    refusal: str | None = Field(
+        description="why the engine did not accept the change; null: it did not refuse",
+        examples=[None],
+    )
 
 
 class GpuInfo(BaseModel):
-    """State of a GPU at the last heartbeat; null: the driver does not report the value."""
+    """State of a GPU at the node's last heartbeat; null: the driver does not report the value."""
 
-    sm_mhz: int | None = Field(description="clock of the streaming multiprocessors", examples=[780])
-    most_sm_mhz: int | None = Field(description="maximum clock", examples=[1980])
+    sm_mhz: int | None = Field(
+        description="clock of the streaming multiprocessors in MHz; null: unknown", examples=[780]
+    )
+    most_sm_mhz: int | None = Field(
+        description="maximum clock of the streaming multiprocessors in MHz; null: unknown",
+        examples=[1980],
+    )
     throttled_by: list[str] = Field(
-        description="why the clock is lower; empty: not throttled", examples=[["heat"]]
+        description="reasons why the driver reduces the GPU's clock; empty: not throttled",
+        examples=[["heat"]],
     )
     temperature_c: int | None = Field(examples=[87])
     power_w: float | None = Field(examples=[212.5])
     ecc_errors: int | None = Field(
-        description="uncorrected memory errors since the driver was loaded", examples=[0]
+        description="uncorrected memory errors since the driver was loaded; null: unknown",
+        examples=[0],
     )
 
 
@@ -97,25 +120,36 @@ class NodeInfo(BaseModel):
     gpus: list[str] = Field(examples=[[]])
     paceline: str = Field(description="Paceline version of the agent", examples=["0.1.0"])
     registered_at: float = Field(examples=[1767225600.0])
-    heartbeat_at: float = Field(description="Unix time", examples=[1767225660.0])
-    alive: bool = Field(description="the agent sent a heartbeat in the last 7 s", examples=[True])
-    runs: list[str] = Field(examples=[["3f9a1c07be52"]])
-    cordoned: Cordoned | None = Field(description="null: not cordoned")
-    spare_of: str | None = Field(
-        description="run for which the node is reserved as a spare", examples=[None]
+    heartbeat_at: float = Field(
+        description="Unix time of the agent's last heartbeat", examples=[1767225660.0]
     )
-    check: NodeSpeed | None = Field(description="null: not measured yet")
+    alive: bool = Field(
+        description="true: the agent sent a heartbeat in the last 7 s, and its token is valid",
+        examples=[True],
+    )
+    runs: list[str] = Field(examples=[["3f9a1c07be52"]])
+    cordoned: Cordoned | None = Field(description="cordon of the node; null: not cordoned")
+    spare_of: str | None = Field(
+        description="run for which the node is reserved as a spare; null: none", examples=[None]
+    )
+    check: NodeSpeed | None = Field(
+        description="measured speed of the machine; null: not measured yet"
+    )
     checked_at: float | None = Field(
-        description="Unix time, by the node's clock", examples=[1767225602.0]
+        description="Unix time at which the speed of the machine was measured, by the node's "
+        "clock; null: not measured yet",
+        examples=[1767225602.0],
     )
     gpu_states: list[GpuInfo] | None = Field(
         description="state of each GPU, in the driver's order; null: unknown"
     )
     revoked: bool = Field(
-        description="the token that admitted the node was revoked or has expired", examples=[False]
+        description="true: the token that admitted the node was revoked or has expired",
+        examples=[False],
     )
     only_run: str | None = Field(
-        description="only run that this agent serves, because an engine started it; null: any run",
+        description="only run that the agent serves, because its token belongs to this run; null: "
+        "any run",
         examples=[None],
     )
     host: str | None = Field(
@@ -123,19 +157,23 @@ class NodeInfo(BaseModel):
         examples=[None],
     )
     in_engine: InEngine | None = Field(
-        description="null: no cordon, or end of a cordon, to report to an engine"
+        description="state of the node's cordon in its engine; null: no engine, or the engine has "
+        "no cordon to set or to lift"
     )
 
 
 class NodeSession(BaseModel):
-    """Credentials of a node's agent for the bus. Secret."""
+    """Secret credentials with which a node's agent uses the bus."""
 
-    id: str = Field(description="id of this control plane", examples=["3f9a1c07be52d4e6"])
+    id: str = Field(description="permanent id of the control plane", examples=["3f9a1c07be52d4e6"])
     bus: str = Field(
-        description="URL of the bus with the node's own user",
+        description="URL of the bus, with the node's own user and password",
         examples=["redis://user:password@host:6379/0"],
     )
-    key: str = Field(description="key for MACs and seals, in hexadecimal", examples=["c0ffee"])
+    key: str = Field(
+        description="key for the MACs (signatures) and the encryption of messages, in hexadecimal",
+        examples=["c0ffee"],
+    )
 
 
 class NewCordon(In):
@@ -143,7 +181,9 @@ class NewCordon(In):
 
     reason: Why = Field(default="", examples=["its disk is slow"])
     by: Name = Field(
-        default="api", description="client program, for the audit log", examples=["api"]
+        default="api",
+        description="name of the client program, for the audit log",
+        examples=["api"],
     )
 
 
@@ -154,23 +194,33 @@ class NodeRun(BaseModel):
     name: str = Field(examples=["train"])
     state: State = Field(description="state of the run on this node", examples=["running"])
     launched_at: float = Field(examples=[1767225600.0])
-    message: str | None = Field(description="why the run failed there", examples=[None])
+    message: str | None = Field(
+        description="why the run failed on this node; null: it did not fail", examples=[None]
+    )
     asked_to_leave: bool = Field(examples=[False])
-    replaces: str | None = Field(description="node that this node replaced", examples=[None])
+    replaces: str | None = Field(
+        description="node that this node replaced in the run; null: none", examples=[None]
+    )
 
 
 class NodeVerdict(BaseModel):
-    """A verdict that named a node slow."""
+    """Period in which verdicts about a run named a node as slow."""
 
     run: str = Field(examples=["3f9a1c07be52"])
-    at: float = Field(description="Unix time", examples=[1767225700.0])
+    at: float = Field(
+        description="Unix time at which a verdict first named the node", examples=[1767225700.0]
+    )
     ended_at: float | None = Field(
-        description="null: verdicts still name the node", examples=[None]
+        description="Unix time from which verdicts no longer named the node; null: they still do",
+        examples=[None],
     )
     attempt: int = Field(examples=[0])
-    step: int = Field(description="newest step when the node was first named", examples=[120])
+    step: int = Field(
+        description="newest step of the run when a verdict first named the node", examples=[120]
+    )
     factor: float | None = Field(
-        description="time of the node's slow ranks ÷ time of the other nodes, at equal load",
+        description="time of the node's slow ranks ÷ time of the ranks on other nodes, at equal "
+        "load; null: unknown",
         examples=[3.0],
     )
     words: str = Field(examples=["n2 computes at a third of the others' pace."])
@@ -179,10 +229,16 @@ class NodeVerdict(BaseModel):
 class PastCordon(BaseModel):
     """A cordon of a node, lifted or still active."""
 
-    at: float = Field(description="Unix time", examples=[1767225800.0])
-    by: str = Field(description="a token's name", examples=["ada"])
+    at: float = Field(
+        description="Unix time at which the node was cordoned", examples=[1767225800.0]
+    )
+    by: str = Field(
+        description="name of the token whose holder cordoned the node", examples=["ada"]
+    )
     reason: str = Field(examples=["its disk is slow"])
-    lifted_at: float | None = Field(description="null: still cordoned", examples=[None])
+    lifted_at: float | None = Field(
+        description="Unix time at which the cordon was lifted; null: not lifted", examples=[None]
+    )
     lifted_by: str | None = Field(examples=[None])
     lifted_why: str | None = Field(examples=[None])
 
@@ -203,7 +259,10 @@ class NodeHistory(BaseModel):
     dependencies=[Depends(VIEWER)],
 )
 def list_nodes(request: Request) -> Any:
-    """List all nodes that ever registered. Nodes whose agent answers come first."""
+    """List the nodes that have registered. Nodes whose agent answers come first.
+
+    A node with a value in `only_run` is listed only while its agent answers or it is cordoned.
+    """
     with store_of(request).read() as connection:
         return nodes.listed(connection)
 
@@ -216,7 +275,7 @@ def list_nodes(request: Request) -> Any:
     dependencies=[Depends(allow("agent"))],
 )
 def create_node_session(request: Request, node: str) -> NodeSession:
-    """Return credentials for a node's agent; only their holder can act as the node from then on."""
+    """Return new credentials for a node's agent. Earlier credentials of the node become invalid."""
     only = identity_of(request).node
     if only is not None and only != node:
         message = f"this token is for the node {only}: create another for {node} with --node {node}"
@@ -234,9 +293,8 @@ def create_node_session(request: Request, node: str) -> NodeSession:
 def cordon_node(request: Request, node: str, body: NewCordon) -> Any:
     """Cordon a node: it gets no new run and joins none, even if a request names it.
 
-    Runs on the node continue. A node of an engine is cordoned in the engine, too; `in_engine` shows
-    whether that is done. The request needs no `If-Match`: 409 reports that the node is already
-    cordoned.
+    Runs on the node continue. A node of an engine is cordoned in the engine, too, and `in_engine`
+    shows whether the engine has accepted the cordon. 409: the node is already cordoned.
     """
     by = requester_of(request, body.by, body.reason)
     requests.cordon(store_of(request), node, by)
@@ -254,9 +312,10 @@ def uncordon_node(request: Request, node: str, by: QueryRequester) -> Any:
 
 @router.delete("", response_model=NodeInfo, responses=_CHANGES, dependencies=[Depends(ADMIN)])
 def forget_node(request: Request, node: str, by: QueryRequester) -> Any:
-    """Delete a node from the list, and revoke its key and its user of the bus.
+    """Delete a node from the list of nodes, and delete its key and its user on the bus.
 
-    Its cordons and its part in runs are kept. 409: its agent answers, or a run uses the node.
+    Records of the node's cordons and runs are kept. 409: the node's agent answers, or a run that
+    has not ended was launched on the node.
     """
     bus = settings_of(request).bus
     return requests.sessions.forget(store_of(request), bus, node, by)
@@ -270,10 +329,10 @@ def forget_node(request: Request, node: str, by: QueryRequester) -> Any:
     dependencies=[Depends(OPERATOR)],
 )
 def check_node(request: Request, node: str, by: QueryRequester) -> Any:
-    """Ask a node's agent to measure the machine again.
+    """Ask a node's agent to measure the machine's speed again.
 
-    The result arrives in a few seconds and changes `checked_at`. 409: the agent does not answer, or
-    ranks train on the node.
+    After a few seconds, `check` and `checked_at` have the result. 409: the agent does not answer,
+    or ranks train on the node.
     """
     bus = settings_of(request).bus
     requests.check_node(store_of(request), bus, node, by)
@@ -284,7 +343,7 @@ def check_node(request: Request, node: str, by: QueryRequester) -> Any:
 def get_history(
     request: Request, node: str, limit: Annotated[int, Query(ge=1, le=500)] = 50
 ) -> Any:
-    """Return a node's runs, the verdicts that named it slow, and its cordons; newest first."""
+    """Return a node's runs, the verdicts that named it as slow, and its cordons, newest first."""
     with store_of(request).read() as connection:
         return slowness.history(connection, node, limit)
 

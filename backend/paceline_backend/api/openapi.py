@@ -1,9 +1,9 @@
-"""The page that shows the OpenAPI document, and completion of what FastAPI generates.
+"""The page that shows the OpenAPI document, and additions to the document that FastAPI generates.
 
-FastAPI does not know three facts. Middleware reads `Idempotency-Key`, so no route declares this
-header. Some routes require `If-Match`, but all declare it as optional, so that they can answer 428
-to a request without it. And all errors have the same schema, which FastAPI would repeat for each
-status of each route.
+FastAPI lacks three facts. Middleware reads the header `Idempotency-Key`, so no route declares it.
+Some routes require `If-Match`, but declare it as optional, so that they can answer 428 to a request
+without it. And all errors have the same schema, which FastAPI would repeat for each status of each
+route.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _KEY = {
     "in": "header",
     "required": False,
     "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "title": HEADER},
-    "description": "a text that is unique among your requests: for a day, a repeated request with "
-    "it gets the first response and changes nothing",
+    "description": "text that is different for each of your requests; for a day, a request that "
+    "repeats the text of an earlier request gets its response again, and changes nothing",
 }
 
 

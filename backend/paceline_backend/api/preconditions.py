@@ -1,10 +1,10 @@
 """Changes: the requester of a change, and the revision of the run that it is based on (`If-Match`).
 
 A route that changes a run declares a parameter of type `Expected`: the revision that the caller has
-seen. `requester_of` returns who sends the request; a route without a body declares a parameter of
-type `QueryRequester` instead. The route passes both to functions of `requests`, or directly to
-`store.audit`, as a `RequestedChange`. Two operators can thus not overwrite each other's changes
-unseen.
+seen. `requester_of` returns the sender of the request; a route without a body declares a parameter
+of type `QueryRequester` instead. The route passes both to functions of `requests`, or directly to
+`store.audit`, as a `RequestedChange`. The change fails if another caller has changed the run in the
+meantime, so no operator overwrites a change unknowingly.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def requester_of(request: Request, via: str = "", why: str = "", operator: str =
 
 def _from_query(
     request: Request,
-    by: Annotated[Name, Query(description="client program, for the audit log")] = "api",
-    why: Annotated[Why, Query(description="reason, for the audit log")] = "",
+    by: Annotated[Name, Query(description="name of the client program, for the audit log")] = "api",
+    why: Annotated[Why, Query(description="reason for the change, for the audit log")] = "",
 ) -> Requester:
     return requester_of(request, by, why)
 
@@ -65,7 +65,8 @@ def _expected(
     if_match: Annotated[
         str | None,
         Header(
-            description="`ETag` of `GET /runs/{run}` on which the change is based; `*`: any",
+            description="`ETag` of the response of `GET /runs/{run}` that the caller has seen; "
+            "`*`: change the run even if it has changed since",
             examples=['"3"'],
         ),
     ] = None,

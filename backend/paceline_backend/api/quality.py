@@ -45,13 +45,19 @@ class MetricColumns(BaseModel):
 
     step: list[int] = Field(examples=[[0, 1]])
     value: list[float | None] = Field(
-        description="value of the global batch; for a bucket, the mean", examples=[[0.5, 0.6]]
+        description="value of the metric for the global batch of each step; if a point combines "
+        "several steps, their mean; null: not a finite number",
+        examples=[[0.5, 0.6]],
     )
     min: list[float | None] | None = Field(
-        default=None, description="minimum of a bucket", examples=[None]
+        default=None,
+        description="minimum of the metric in each point, if a point combines several steps",
+        examples=[None],
     )
     max: list[float | None] | None = Field(
-        default=None, description="maximum of a bucket", examples=[None]
+        default=None,
+        description="maximum of the metric in each point, if a point combines several steps",
+        examples=[None],
     )
 
 
@@ -62,8 +68,10 @@ class Metrics(BaseModel):
 
     from_: int | None = Field(alias="from", examples=[0])
     to: int | None = Field(examples=[279])
-    bucket: int = Field(description="steps per point", examples=[1])
-    metrics: dict[str, MetricColumns] = Field(description="metrics by name; empty: none")
+    bucket: int = Field(description="number of steps per point", examples=[1])
+    metrics: dict[str, MetricColumns] = Field(
+        description="training metrics by name, without the loss; empty: none"
+    )
 
 
 class BestValue(BaseModel):
@@ -71,40 +79,70 @@ class BestValue(BaseModel):
 
     metric: str = Field(examples=["accuracy"])
     figure: Literal["best", "least", "greatest"] = Field(
-        description="`best` if the run's target defines which values are better, and for `loss`; "
-        "otherwise `least` and `greatest`"
+        description="best: it is known which values are better, from the run's target or because "
+        "the metric is `loss`; least or greatest: it is not known"
     )
     value: float = Field(examples=[0.91])
-    step: int = Field(description="last step before it; -1: none", examples=[279])
-    epoch: int = Field(description="epoch of that step", examples=[19])
-    trained: int = Field(description="samples trained on by then", examples=[17_180])
-    at: float = Field(description="Unix time", examples=[1767225704.0])
+    step: int = Field(
+        description="last step before the value was first measured; -1: no step came before it",
+        examples=[279],
+    )
+    epoch: int = Field(
+        description="epoch of the last step before the value was first measured", examples=[19]
+    )
+    trained: int = Field(
+        description="number of samples that the run had trained on when the value was first "
+        "measured",
+        examples=[17_180],
+    )
+    at: float = Field(
+        description="Unix time at which the value was first measured", examples=[1767225704.0]
+    )
     after_s: float | None = Field(
-        description="seconds since the start of the run; null: unknown", examples=[100.5]
+        description="seconds from the start of the run until the value was first measured; null: "
+        "unknown",
+        examples=[100.5],
     )
 
 
 class Quality(BaseModel):
     """Metrics that a run's model has reached, and when."""
 
-    queued_s: float | None = Field(description="as in `GET /runs/{id}`", examples=[3.5])
-    jct_s: float | None = Field(description="as in `GET /runs/{id}`", examples=[100.5])
-    eta_at: float | None = Field(description="as in `GET /runs/{id}`", examples=[None])
-    target: Target | None = Field(description="null: no target is set")
-    best: list[BestValue] = Field(description="best values of each metric of the evaluations")
-    evaluations: list[EvaluationInfo] = Field(description="oldest first; the newest 1,000")
+    queued_s: float | None = Field(
+        description="seconds from the run's creation to its start; null: not started, or simulated",
+        examples=[3.5],
+    )
+    jct_s: float | None = Field(
+        description="job completion time: seconds from the run's start to its end; null: not "
+        "started, or not ended",
+        examples=[100.5],
+    )
+    eta_at: float | None = Field(
+        description="expected end of the run as Unix time; null: not training, or unknown",
+        examples=[None],
+    )
+    target: Target | None = Field(description="target of the run; null: no target is set")
+    best: list[BestValue] = Field(
+        description="best value of each metric over all evaluations of the run"
+    )
+    evaluations: list[EvaluationInfo] = Field(
+        description="newest 1,000 evaluations of the run, oldest first"
+    )
 
 
 class NewTarget(ChangeRequest):
     """Request to set the target of a run."""
 
     metric: MetricName = Field(
-        description="metric of evaluations, or `loss`: then the training loss counts if the "
-        "script evaluates no loss",
+        description="metric of evaluations that the target is for; for `loss`, the training loss "
+        "counts if no evaluation has a loss",
         examples=["accuracy"],
     )
     value: float = Field(gt=-1e100, lt=1e100, examples=[0.9])
-    direction: Direction = Field(description="which values meet the target", examples=[">="])
+    direction: Direction = Field(
+        description="values that meet the target: >= (at least `value`) or <= (at most `value`)",
+        examples=[">="],
+    )
 
 
 @router.get("/evaluations", response_model=list[EvaluationInfo], dependencies=[Depends(VIEWER)])
@@ -130,7 +168,7 @@ def list_evaluations(
 
 @router.get("/best", response_model=list[BestValue], dependencies=[Depends(VIEWER)])
 def list_best(request: Request, run: str) -> Any:
-    """List the best value of each metric of the evaluations, with its first occurrence."""
+    """List the best value of each metric over all evaluations, and when it was first measured."""
     return quality.best_of_run(store_of(request), run)
 
 

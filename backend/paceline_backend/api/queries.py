@@ -1,17 +1,18 @@
-"""Query parameters: the refusal of unknown ones, and those that several resources share.
+"""Query parameters: those that several resources share, and the refusal of unknown ones.
 
 If a misspelt parameter were ignored, the server would answer a different question: `?stat=running`
 would list all runs. `create_app` runs `known_parameters` before every route.
 
-Routes declare shared parameters by these types: `Steps` for a range of steps, `Points` for the size
-of a chart, `Ranks`, `Since`, `Until` and `Moment`, and `Page` for a page of a list.
+Routes declare shared parameters by their types: `Steps` for a range of steps, `Points` for the size
+of a chart, `Ranks`, `Since`, `Until`, and `Page` for a page of a list. `moment` declares any other
+parameter that is a Unix time.
 """
 
 from __future__ import annotations
 
 import difflib
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Query, Request, params
 from fastapi.dependencies.utils import get_flat_params
@@ -22,49 +23,60 @@ from pydantic.fields import FieldInfo
 from paceline_backend.api.errors import MOST_ERRORS, FieldError, ProblemError, short
 from paceline_backend.store import reads
 
-# Greatest integer that a database can store.
+# Greatest integer that a column of the database can store.
 BIGGEST = 2**63 - 1
 
 # Maximum absolute value of a Unix time in a request. It is beyond the range of any calendar.
 _LATEST = 1e12  # seconds
 
 Points = Annotated[
-    int, Query(ge=2, le=5000, description="maximum number of points; longer ranges are thinned out")
+    int,
+    Query(
+        ge=2,
+        le=5000,
+        description="maximum number of points; if the range has more steps, a point combines "
+        "several steps",
+    ),
 ]
 Since = Annotated[
     float | None,
-    Query(allow_inf_nan=False, description="steps that ended at this Unix time or later"),
+    Query(allow_inf_nan=False, description="only steps that ended at this Unix time or later"),
 ]
 Until = Annotated[
-    float | None, Query(allow_inf_nan=False, description="steps that ended before this Unix time")
+    float | None,
+    Query(allow_inf_nan=False, description="only steps that ended before this Unix time"),
 ]
 Ranks = Annotated[
     str | None,
     Query(
-        # Limits the number of ranks, so that a database accepts the list in a query.
+        # Limited, because the database accepts only a limited number of ranks in a query.
         max_length=50_000,
         pattern=r"^\d{1,9}(,\d{1,9})*$",
-        description="only these ranks",
+        description="numbers of the ranks to return, separated by commas; default: all ranks",
         examples=["0,3"],
     ),
 ]
 
-Moment = Annotated[
-    float | None, Query(ge=-_LATEST, le=_LATEST, allow_inf_nan=False, description="Unix time")
-]
+
+def moment(description: str) -> Any:
+    """Declare a query parameter that is a Unix time."""
+    return Query(ge=-_LATEST, le=_LATEST, allow_inf_nan=False, description=description)
 
 
 class StepRange(BaseModel):
     """Query parameters that select steps of a run."""
 
     first: Annotated[
-        int | None, Query(alias="from", ge=0, le=BIGGEST, description="first step, included")
+        int | None,
+        Query(alias="from", ge=0, le=BIGGEST, description="first step of the range, included"),
     ] = None
-    to: Annotated[int | None, Query(ge=0, le=BIGGEST, description="last step, included")] = None
+    to: Annotated[
+        int | None, Query(ge=0, le=BIGGEST, description="last step of the range, included")
+    ] = None
 
     @property
     def span(self) -> reads.Range:
-        """Return the range in the form that functions of the store expect."""
+        """Return the pair of first and last step, as functions of `store` expect it."""
         return self.first, self.to
 
 
@@ -72,7 +84,7 @@ Steps = Annotated[StepRange, Query()]
 
 
 def ranks_of(given: str | None) -> list[int] | None:
-    """Parse a list of ranks, or return None, which means all ranks, if no list is given."""
+    """Parse a list of ranks; return None, which means all ranks, if no list is given."""
     return None if given is None else [int(rank) for rank in given.split(",")]
 
 
@@ -120,6 +132,7 @@ def _names(route: APIRoute) -> tuple[str, ...]:
 
 def _in_query(info: FieldInfo) -> bool:
     """Return whether a parameter is in the query, on its own or as a field of a query model."""
-    # FastAPI returns the fields of a query model as pydantic's fields, which do not show that they
-    # belong to the query. All parameter models of routes are query models, so these fields do.
+    # FastAPI returns the fields of a query model as plain pydantic fields, which do not show where
+    # the parameter comes from. Routes use models only for query parameters, so a plain pydantic
+    # field is always a query parameter.
     return isinstance(info, params.Query) or not isinstance(info, params.Param)

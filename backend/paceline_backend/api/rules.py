@@ -1,10 +1,10 @@
-"""Rules: which roles may use a route. A route without a rule is closed to everybody.
+"""Rules about which roles may use a route. No caller may use a route without a rule.
 
     @router.post("/runs", dependencies=[Depends(OPERATOR)])
 
-The guard evaluates `Rules` before it passes a request on. So if the caller may not make a request,
-the server does not read its body. Packages that mount pages put the rules of their own routes into
-`app.state.rules`, by the route's path.
+The guard (`auth.Authentication`) evaluates `Rules` before it passes a request on. So the server
+does not read the body of a request that the caller may not make. Packages that mount pages put the
+rules of their own routes into `app.state.rules`, by the route's path.
 """
 
 from __future__ import annotations
@@ -23,19 +23,26 @@ from paceline_backend.api.errors import ProblemError, forbidden
 from paceline_backend.api.identity import Identity, identity_of
 from paceline_backend.api.identity import Scope as Role
 
-# Each role includes those before it. `agent` is separate: only `admin` includes it.
-_LADDER: tuple[Role, ...] = ("viewer", "operator", "admin")
+# Each role includes the rights of the roles before it. The rights of the role `agent`, which is
+# separate, are included only in `admin`.
+_ASCENDING: tuple[Role, ...] = ("viewer", "operator", "admin")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 @dataclass(frozen=True)
 class Allow:
-    """A rule, and the dependency that enforces it. `roles` is None for a public route."""
+    """A rule that admits some roles, as a FastAPI dependency.
+
+    If `roles` is None, the route is public.
+    """
 
     roles: frozenset[Role] | None
 
     async def __call__(self, request: HTTPConnection) -> None:
-        """Refuse a caller without a suitable role. The guard, if installed, has done so before."""
+        """Refuse a caller whose role the rule does not admit.
+
+        If the guard is installed, it has already refused such a caller.
+        """
         if self.roles is not None and not self.admits(identity_of(request)):
             raise ProblemError(*forbidden(self.least, identity_of(request).scope))
 
@@ -45,9 +52,9 @@ class Allow:
 
     @property
     def least(self) -> str:
-        """The least role that suffices, in words."""
+        """The lowest role that the rule admits, in words."""
         roles = self.roles or frozenset()
-        least = next((role for role in _LADDER if role in roles), "admin")
+        least = next((role for role in _ASCENDING if role in roles), "admin")
         return "agent or admin" if least == "admin" and "agent" in roles else least
 
     @property
@@ -60,8 +67,8 @@ def allow(*least: Role) -> Allow:
     """Return a rule that admits these roles and each role that includes one of them."""
     roles: set[Role] = {"admin", *least}
     for role in least:
-        if role in _LADDER:
-            roles.update(_LADDER[_LADDER.index(role) :])
+        if role in _ASCENDING:
+            roles.update(_ASCENDING[_ASCENDING.index(role) :])
     return Allow(frozenset(roles))
 
 
@@ -73,7 +80,7 @@ ADMIN = allow("admin")
 
 @dataclass(frozen=True)
 class Ruled:
-    """A route, and its rule if it has one. `methods` is empty for a WebSocket."""
+    """A route, and its rule; None: it has no rule. `methods` is empty for a WebSocket."""
 
     path: str
     methods: frozenset[str]
@@ -89,7 +96,7 @@ class Ruled:
 class Rules:
     """The rules of an application's routes. Routes may be added until the first request.
 
-    `app.state.rules` has the rules of routes that declare none, by path.
+    If a route declares no rule itself, its rule is in `app.state.rules`, by path.
     """
 
     def __init__(self, app: FastAPI) -> None:
@@ -97,7 +104,7 @@ class Rules:
         self._table: list[Ruled] | None = None
 
     def __call__(self, scope: Scope) -> Allow | None:
-        """Return the rule of a request, or None if no caller may make it.
+        """Return the rule of a request; None: no caller may make the request.
 
         For an unknown path the rule is `VIEWER`, so that viewers get a 404.
         """
@@ -105,7 +112,7 @@ class Rules:
         if not suitable:
             return VIEWER if scope["type"] == "http" else None
         method = scope.get("method", "")
-        # If no route has the method, the router answers 405 and lists the methods.
+        # If no route of the path has the method, any of their rules applies: the response is a 405.
         exact = (ruled for ruled in suitable if method in ruled.methods)
         return next(exact, suitable[0]).rule
 
@@ -139,7 +146,7 @@ def _ruled(app: FastAPI, context: RouteContext) -> Ruled:
 def _rule(app: FastAPI, path: str, methods: frozenset[str], context: RouteContext) -> Allow | None:
     """Return the intersection of the rules that a route depends on.
 
-    Return None if the route has no rule, or has a rule for reading but changes something.
+    Return None if the route has no rule, or if it changes something and its rule admits viewers.
     """
     declared: dict[str, Allow] = app.state.rules
     if path in declared:

@@ -32,28 +32,35 @@ class RunNodeInfo(BaseModel):
     """A node of a run that was launched on several nodes."""
 
     node: str = Field(examples=["node-1"])
-    host: bool = Field(description="the node serves the rendezvous of the launch", examples=[True])
+    host: bool = Field(
+        description="true: the node serves the rendezvous of the run's ranks", examples=[True]
+    )
     state: State = Field(description="state of the run on this node", examples=["running"])
     alive: bool = Field(
-        description="its agent is alive. If not, and the state is running, then steps of other "
-        "ranks show that it trains",
+        description="true: the node's agent answers; false while `state` is running: the agent "
+        "does not answer, but steps of other ranks show that the node trains",
         examples=[True],
     )
     attempt: int = Field(examples=[0])
     first_attempt: int = Field(
-        description="first attempt of the node's latest launch; lower than the run's "
-        "`first_attempt` if later launches left the node out",
+        description="first attempt of the latest launch on the node; lower than `first_attempt` of "
+        "the run if the run's latest launch did not include the node",
         examples=[0],
     )
     exit_code: int | None = Field(examples=[None])
-    message: str | None = Field(description="why the run failed there", examples=[None])
+    message: str | None = Field(
+        description="why the run failed on the node; null: it did not fail", examples=[None]
+    )
     launched_at: float = Field(examples=[1767225600.0])
     reported_at: float | None = Field(
-        description="Unix time, by the node's clock", examples=[1767225603.5]
+        description="Unix time of the node's last report about the run, by the node's clock; null: "
+        "no report yet",
+        examples=[1767225603.5],
     )
-    leaving: bool = Field(description="the node was asked to leave", examples=[False])
+    leaving: bool = Field(description="true: the node was asked to leave the run", examples=[False])
     replaces: str | None = Field(
-        description="slow or lost node that this node replaces", examples=[None]
+        description="slow or lost node that this node replaces in the run; null: none",
+        examples=[None],
     )
 
 
@@ -63,11 +70,11 @@ class Join(ChangeRequest):
     nodes: (
         Annotated[int, Field(ge=1, le=1000)]
         | Annotated[list[NodeName], Field(min_length=1, max_length=1000)]
-    ) = Field(description="number of nodes, or their names", examples=[1])
+    ) = Field(description="number of nodes to add to the run, or their names", examples=[1])
     env: Annotated[dict[Variable, Text], AfterValidator(bounded_variables)] = Field(
         default={},
-        description="environment variables; their values are not stored: give all that the "
-        "run needs",
+        description="values of the environment variables that the run was created with, which the "
+        "server does not store",
     )
 
 
@@ -76,47 +83,60 @@ class Replace(ChangeRequest):
 
     node: NodeName | None = Field(
         default=None,
-        description="node that joins; default: a spare, or the least busy node; an engine chooses "
-        "its own",
+        description="node that joins the run; default: a spare of the run, or else the least busy "
+        "node; omit it for a run on an engine, which chooses the node",
         examples=[None],
     )
-    cordon: bool = Field(default=False, description="cordon the node that leaves")
+    cordon: bool = Field(
+        default=False, description="true: also cordon the node that leaves the run"
+    )
     env: Annotated[dict[Variable, Text], AfterValidator(bounded_variables)] = Field(
         default={},
-        description="environment variables; their values are not stored: give all that the "
-        "run needs",
+        description="values of the environment variables that the run was created with, which the "
+        "server does not store",
     )
 
 
 class Replacement(BaseModel):
-    """Replacement of a node by another one. Step times are means in seconds."""
+    """Replacement of a node of a run by another node."""
 
     at: float = Field(examples=[1767225800.0])
     who: str = Field(examples=["ada"])
     why: str = Field(examples=["n2 is slow"])
-    node: str = Field(description="node that leaves", examples=["n2"])
+    node: str = Field(description="node that leaves the run", examples=["n2"])
     other: str | None = Field(
-        description="node that joins; null: the run's engine has not provided it yet",
+        description="node that joins the run; null: the run's engine has not provided it yet",
         examples=["n3"],
     )
     state: Literal["waiting", "done", "failed"] = Field(
-        description="waiting: the other node has not joined yet; failed: it did not join, the "
-        "request was cancelled, or the run ended",
+        description="waiting: the new node has not joined yet; done: it has joined; failed: it did "
+        "not join, the request was cancelled, or the run ended",
         examples=["done"],
     )
-    step: int = Field(description="newest complete step at the time of the request", examples=[240])
-    first_step: int | None = Field(description="first step on the other node", examples=[250])
+    step: int = Field(
+        description="newest complete step when the replacement was requested", examples=[240]
+    )
+    first_step: int | None = Field(
+        description="first step with the new node; null: none yet", examples=[250]
+    )
     before_s: float | None = Field(
-        description="mean over up to 100 steps before the replacement", examples=[0.31]
+        description="mean step time in seconds, over up to 100 steps before the request; null: "
+        "unknown",
+        examples=[0.31],
     )
     forecast_s: float | None = Field(
-        description="forecast if the node were as fast as the others; null: no forecast",
+        description="forecast of the step time in seconds, if the node were as fast as the other "
+        "nodes; null: no forecast",
         examples=[0.12],
     )
     after_s: float | None = Field(
-        description="mean over up to 100 steps, from the 20th on the other node", examples=[0.13]
+        description="mean step time in seconds with the new node, over up to 100 steps after the "
+        "first 20; null: no such steps yet",
+        examples=[0.13],
     )
-    after_steps: int = Field(description="number of steps in `after_s`", examples=[100])
+    after_steps: int = Field(
+        description="number of steps over which `after_s` is the mean", examples=[100]
+    )
 
 
 @router.get(
@@ -125,7 +145,7 @@ class Replacement(BaseModel):
     dependencies=[Depends(VIEWER)],
 )
 def list_run_nodes(request: Request, run: str) -> Any:
-    """List the nodes that a run was launched on; empty for a run on one node."""
+    """List the nodes on which a run was launched; empty for a run that trains on one node only."""
     with store_of(request).read() as connection:
         return run_nodes.listed(connection, runs.key_of(connection, run))
 
@@ -138,7 +158,7 @@ def list_run_nodes(request: Request, run: str) -> Any:
     dependencies=[Depends(OPERATOR)],
 )
 def add_run_nodes(request: Request, run: str, expected: Expected, body: Join) -> Any:
-    """Launch a run on further nodes, up to `nodes_max`. They join when they are ready."""
+    """Launch a run on further nodes, up to `nodes_max`. The nodes join when they are ready."""
     store, bus = store_of(request), settings_of(request).bus
     by = requester_of(request, body.by, body.why, body.operator)
     requests.join(store, bus, RequestedChange(run, by, expected), body.nodes, body.env)
@@ -158,7 +178,7 @@ def remove_run_node(
     node: str,
     expected: Expected,
     by: QueryRequester,
-    cordon: Annotated[bool, Query(description="also cordon the node")] = False,
+    cordon: Annotated[bool, Query(description="true: also cordon the node")] = False,
 ) -> Any:
     """End a run's processes on one of its nodes. The other nodes continue without it."""
     store, bus = store_of(request), settings_of(request).bus
@@ -176,10 +196,10 @@ def remove_run_node(
 def replace_run_node(
     request: Request, run: str, node: str, expected: Expected, body: Replace | None = None
 ) -> Any:
-    """Let another node join, and then this one leave.
+    """Replace a node of a run: launch the run on a new node, and then remove the old node.
 
-    If the run already trains on `nodes_max` nodes, the other one joins when this one leaves, so the
-    ranks restart only once.
+    If the run already trains on `nodes_max` nodes, the new node joins at the moment at which the
+    old node leaves, so that the ranks restart only once.
     """
     body = body or Replace()
     store, bus = store_of(request), settings_of(request).bus
@@ -199,7 +219,7 @@ def replace_run_node(
 def keep_run_node(
     request: Request, run: str, node: str, expected: Expected, by: QueryRequester
 ) -> Any:
-    """Cancel the replacement of a node, as long as the engine has not provided another node."""
+    """Cancel the replacement of a node while the engine has not provided the new node yet."""
     store, bus = store_of(request), settings_of(request).bus
     requests.withdraw(store, bus, RequestedChange(run, by, expected), node)
     return list_run_nodes(request, run)
@@ -207,6 +227,6 @@ def keep_run_node(
 
 @router.get("/replacements", response_model=list[Replacement], dependencies=[Depends(VIEWER)])
 def list_replacements(request: Request, run: str) -> Any:
-    """List replacements of nodes, oldest first, with step times before and after."""
+    """List replacements of nodes, oldest first, with step times before and after each."""
     with store_of(request).read() as connection:
         return replacements.listed(connection, run)

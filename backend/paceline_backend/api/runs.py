@@ -1,9 +1,10 @@
 """REST: runs: list, start, stop, resume, and the credentials of a run's processes.
 
-The fields of a run are `models.RunInfo`; `store.runs._described` fills them, and `with_costs` here
-adds what depends on the server's prices. `Filter` selects runs by query parameters, here for the
-list, in `history` for sums over runs.
-Routes of other modules are about a run, too: `run_nodes` changes the nodes that it trains on,
+`models.RunInfo` defines the fields of a run. `store.runs._described` fills them, except for the
+cost, which `with_costs` adds. `Filter` selects runs by query parameters: for the list of runs here,
+and for sums over runs in `history`.
+
+Other modules define further routes of a run: `run_nodes` changes the nodes that the run trains on,
 `switching` its policy, `quality` its target, and `history` its tags and its note.
 """
 
@@ -38,7 +39,7 @@ from paceline_backend.api.models import (
     plain,
 )
 from paceline_backend.api.preconditions import CHANGE_REFUSALS, Expected, etag, requester_of
-from paceline_backend.api.queries import Moment, Page
+from paceline_backend.api.queries import Page, moment
 from paceline_backend.api.rules import OPERATOR, VIEWER
 from paceline_backend.api.state import bus_url, settings_of, store_of
 from paceline_backend.insight import costs
@@ -54,57 +55,61 @@ _CONFLICT = HTTPStatus.CONFLICT
 _INVALID = HTTPStatus.UNPROCESSABLE_ENTITY
 _AWAY = HTTPStatus.SERVICE_UNAVAILABLE
 
-Part = Annotated[str | None, Query(max_length=200, description="substring")]
-Exact = Annotated[str | None, Query(max_length=200, description="exact match")]
-Figure = Annotated[
-    float | None,
-    Query(allow_inf_nan=False, description="limit for the mean over all complete steps of the run"),
-]
+
+def _text(description: str) -> Any:
+    return Query(max_length=200, description=description)
+
+
+def _mean(metric: str, bound: str) -> Any:
+    description = f"runs whose mean {metric}, over all complete steps, is {bound} this value"
+    return Query(allow_inf_nan=False, description=description)
 
 
 class RunQuery(BaseModel):
-    """Query parameters that select runs. A run must satisfy all conditions.
+    """Query parameters that select runs. A run must satisfy all conditions."""
 
-    `since` and `until` select by the time of creation, `active_since` and `active_until` by the
-    time of training. The upper ends are excluded.
-    """
-
-    state: Annotated[list[State], Query(description="any of these states")] = []
-    policy: Exact = None
+    state: Annotated[
+        list[State], Query(description="runs that are in one of the given states")
+    ] = []
+    policy: Annotated[str | None, _text("runs whose last requested policy has this name")] = None
     used: Annotated[
-        str | None, Query(max_length=200, description="a policy that was in force at some time")
+        str | None, _text("runs whose policy had this name at some time, in force or requested")
     ] = None
     parameter: Annotated[
         list[str],
         Query(
             max_length=20,
-            description="parameter of the policy in force, as requested: `name=value`",
+            description="runs whose last requested policy has all the given parameters, each as "
+            "`name=value`",
             examples=[["window=32"]],
         ),
     ] = []
-    name: Part = None
+    name: Annotated[str | None, _text("runs whose name contains this text")] = None
     text: Annotated[
         str | None,
-        Query(
-            max_length=200,
-            description="substring of name, script, note, policy, device, a tag or a node, or "
-            "prefix of the id",
+        _text(
+            "runs that contain this text in name, script, note, policy, device, a tag or a node, "
+            "or whose id begins with it"
         ),
     ] = None
-    node: Exact = None
-    device: Part = None
-    backend: Exact = None
-    tag: Annotated[list[str], Query(max_length=20, description="all of these tags")] = []
-    since: Moment = None
-    until: Moment = None
-    active_since: Moment = None
-    active_until: Moment = None
-    step_s_min: Figure = None
-    step_s_max: Figure = None
-    se_min: Figure = None
-    se_max: Figure = None
-    waste_min: Figure = None
-    waste_max: Figure = None
+    node: Annotated[str | None, _text("runs that train or trained on this node")] = None
+    device: Annotated[str | None, _text("runs whose device name contains this text")] = None
+    backend: Annotated[str | None, _text("runs on this backend")] = None
+    tag: Annotated[
+        list[str], Query(max_length=20, description="runs that have all of the given tags")
+    ] = []
+    since: Annotated[float | None, moment("runs created at this Unix time or later")] = None
+    until: Annotated[float | None, moment("runs created before this Unix time")] = None
+    active_since: Annotated[
+        float | None, moment("runs that trained at this Unix time or later")
+    ] = None
+    active_until: Annotated[float | None, moment("runs that trained before this Unix time")] = None
+    step_s_min: Annotated[float | None, _mean("step time in seconds", "at least")] = None
+    step_s_max: Annotated[float | None, _mean("step time in seconds", "at most")] = None
+    se_min: Annotated[float | None, _mean("straggler effect (SE)", "at least")] = None
+    se_max: Annotated[float | None, _mean("straggler effect (SE)", "at most")] = None
+    waste_min: Annotated[float | None, _mean("straggler waste", "at least")] = None
+    waste_max: Annotated[float | None, _mean("straggler waste", "at most")] = None
 
 
 def _filter(query: Annotated[RunQuery, Query()]) -> RunFilter:
@@ -162,7 +167,9 @@ class RunPage(BaseModel):
     """Runs in the requested order."""
 
     items: list[RunInfo]
-    next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
+    next_cursor: str | None = Field(
+        description="`cursor` for the next page; null: this is the last page", examples=["MTIz"]
+    )
 
 
 Sort = Literal[
@@ -211,10 +218,11 @@ class RunCreate(In):
     )
 
     script: Location = Field(
-        min_length=1, description="path on the node; absolute, or relative to `cwd`"
+        min_length=1,
+        description="path of the script on the node, absolute or relative to `cwd`",
     )
     args: Annotated[list[Text], AfterValidator(bounded)] = Field(default=[])
-    nproc: int = Field(ge=1, le=100_000, description="ranks on each node")
+    nproc: int = Field(ge=1, le=100_000, description="number of ranks on each node")
     nodes_min: int = Field(
         default=1, ge=1, le=1000, description="minimum number of nodes; at most `nodes_max`"
     )
@@ -229,39 +237,45 @@ class RunCreate(In):
     )
     replace_slow_nodes: bool = Field(
         default=False,
-        description="replace a node by a spare if verdicts report it as slow for long",
+        description="true: a spare replaces a node that verdicts report as slow for long",
     )
     restart_hung_s: float | None = Field(
         default=None,
         ge=10,
         le=86_400,
-        description="seconds of a hang after which all ranks restart, counted in `max_restarts`; "
-        "if none is left, the run fails; null: never",
+        description="seconds for which the run must hang before all ranks are restarted; after "
+        "`max_restarts` restarts, the run fails instead; null: never restarted",
     )
     join_check: float = Field(
         default=1.5,
         ge=0,
         le=1000,
-        description="with several nodes: how many times slower than the median a node may be to "
-        "be chosen automatically; 1 or more; 0: no limit",
+        description="maximum slowness of a node that is chosen automatically for a run on several "
+        "nodes: 1.5 allows nodes up to 1.5 times slower than the median node; 0: no limit, else at "
+        "least 1",
     )
     policy: PolicyName = "paceline"
     parameters: dict[str, Any] = Field(default={})
-    name: Name | None = Field(default=None, description="default: the script's name")
+    name: Name | None = Field(
+        default=None, description="name of the run; default: the script's name without its suffix"
+    )
     node: NodeName | None = Field(
-        default=None, description="default: the least busy node that is alive"
+        default=None,
+        description="node that starts the run; default: the least busy node whose agent answers",
     )
     env: Annotated[dict[Variable, Text], AfterValidator(bounded_variables)] = Field(default={})
     cwd: Location | None = None
     max_restarts: int = Field(default=0, ge=0, le=1000)
-    launch: bool = Field(default=True, description="false: the caller starts the run itself")
+    launch: bool = Field(
+        default=True, description="false: the caller starts the run's processes itself"
+    )
     backend: Annotated[Text, StringConstraints(max_length=200)] = Field(
         default="local",
         description="name of a backend in `GET /backends`",
         json_schema_extra={"enum": list(backends.names())},
     )
     backend_options: Annotated[dict[str, Any], AfterValidator(plain)] = Field(
-        default={}, description="options of the backend; `GET /backends` has the schemas"
+        default={}, description="options of the backend; `GET /backends` has their JSON Schema"
     )
     scenario: Annotated[dict[str, Any], AfterValidator(plain)] | None = Field(
         default=None, description="scenario of a simulated run; see docs/simulator.md"
@@ -273,7 +287,7 @@ class Stop(ChangeRequest):
 
     force: bool = Field(
         default=False,
-        description="true: end the processes now; false: at the next segment",
+        description="true: end the run's processes now; false: stop the run at its next segment",
         examples=[False],
     )
 
@@ -282,33 +296,51 @@ class Resume(ChangeRequest):
     """Request to resume a run."""
 
     max_restarts: int | None = Field(
-        default=None, ge=0, le=1000, description="default: as before", examples=[None]
+        default=None,
+        ge=0,
+        le=1000,
+        description="maximum number of restarts from now on; default: unchanged",
+        examples=[None],
     )
     env: Annotated[dict[Variable, Text], AfterValidator(bounded_variables)] = Field(
         default={},
-        description="environment variables; their values are not stored: give all that the "
-        "run needs",
+        description="values of the environment variables that the run was created with, which the "
+        "server does not store",
     )
-    launch: bool = Field(default=True, description="false: the caller starts the run itself")
+    launch: bool = Field(
+        default=True, description="false: the caller starts the run's processes itself"
+    )
     backend: Annotated[Text, StringConstraints(max_length=200)] | None = Field(
         default=None,
-        description="backend on which the run continues; default: as before",
+        description="backend on which the run continues; default: unchanged",
         examples=[None],
     )
     backend_options: Annotated[dict[str, Any], AfterValidator(plain)] | None = Field(
         default=None,
-        description="options of the backend; default: as before, or the defaults of another "
-        "backend",
+        description="options of the backend; default: unchanged, or if `backend` changes, the "
+        "default options of the new backend",
         examples=[None],
     )
     nodes_min: int | None = Field(
-        default=None, ge=1, le=1000, description="default: as before", examples=[None]
+        default=None,
+        ge=1,
+        le=1000,
+        description="minimum number of nodes; default: unchanged",
+        examples=[None],
     )
     nodes_max: int | None = Field(
-        default=None, ge=1, le=1000, description="default: as before", examples=[None]
+        default=None,
+        ge=1,
+        le=1000,
+        description="maximum number of nodes; default: unchanged",
+        examples=[None],
     )
     nproc: int | None = Field(
-        default=None, ge=1, le=100_000, description="default: as before", examples=[None]
+        default=None,
+        ge=1,
+        le=100_000,
+        description="number of ranks on each node; default: unchanged",
+        examples=[None],
     )
 
 
@@ -319,26 +351,28 @@ class Attempt(BaseModel):
     started_at: float = Field(examples=[1767225700.0])
     step: int = Field(description="first step of the attempt", examples=[40])
     reached: int = Field(
-        description="one past the last step that earlier attempts had reported by then",
+        description="last step that earlier attempts had reported when the attempt started, plus 1",
         examples=[47],
     )
     again: int = Field(
-        description="number of steps that the attempt repeats: `step` … `reached` − 1"
+        description="number of steps that the attempt repeats: from `step` to `reached` − 1"
     )
 
 
 class RunSession(BaseModel):
-    """Credentials of a run's processes for the bus. Secret."""
+    """Secret credentials with which a run's processes use the bus."""
 
     bus: str = Field(
-        description="URL of the bus with the run's own user",
+        description="URL of the bus, with the run's own user and password",
         examples=["redis://user:password@host:6379/0"],
     )
-    key: str = Field(description="key for MACs, in hexadecimal", examples=["c0ffee"])
+    key: str = Field(
+        description="key for the MACs (signatures) of messages, in hexadecimal", examples=["c0ffee"]
+    )
 
 
 router = APIRouter()
-# `GET /runs`.
+# Router of `GET /runs`.
 list_router = APIRouter()
 
 
@@ -349,7 +383,7 @@ def with_costs(request: Request, rows: list[dict[str, Any]]) -> list[dict[str, A
 
 
 def own_url(request: Request) -> str:
-    """Return this server's URL for ranks: host as in the request, with a proxy's path prefix."""
+    """Return the URL at which ranks reach this server: the request's host and the path prefix."""
     return str(request.base_url).rstrip("/") + settings_of(request).path_prefix
 
 
@@ -363,7 +397,11 @@ def list_runs(
     request: Request,
     which: Filter,
     sort: Annotated[
-        Sort, Query(description="with `-`: descending; unknown values come last")
+        Sort,
+        Query(
+            description="field to sort by, with `-` in front in descending order; runs without a "
+            "value come last"
+        ),
     ] = "-created_at",
     *,
     page: Page,
@@ -381,7 +419,10 @@ def list_runs(
     dependencies=[Depends(OPERATOR)],
 )
 def create_run_session(request: Request, run: str) -> RunSession:
-    """Return credentials for a run that its caller starts; only their holder can act as the run."""
+    """Return the credentials of a run whose processes the caller starts.
+
+    Only processes with these credentials can send messages in the name of the run.
+    """
     made = requests.sessions.of_run(store_of(request), settings_of(request).bus, run)
     return RunSession(bus=bus_url(request, made.bus), key=made.key.hex())
 
@@ -420,7 +461,7 @@ def get_scenario(request: Request, run: str) -> dict[str, Any] | None:
     dependencies=[Depends(VIEWER)],
 )
 def get_run(request: Request, response: Response, run: str) -> Any:
-    """Return a run. Its `ETag` is for the `If-Match` of a change."""
+    """Return a run. A request to change the run sends the response's `ETag` as `If-Match`."""
     [row] = with_costs(request, [runs_store.get(store_of(request), run)])
     row["notice"] = row["notice"] or _unsuited(store_of(request), row)
     response.headers["ETag"] = etag(row["revision"])
@@ -493,6 +534,6 @@ def resume_run(request: Request, run: str, expected: Expected, body: Resume | No
     dependencies=[Depends(VIEWER)],
 )
 def list_attempts(request: Request, run: str) -> Any:
-    """List the first step of each attempt, and the steps that the attempt repeats."""
+    """List the attempts, each with its first step and the number of steps that it repeats."""
     with store_of(request).read() as connection:
         return attempts.starts(connection, runs_store.key_of(connection, run))

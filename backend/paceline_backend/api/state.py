@@ -1,4 +1,4 @@
-"""Functions with which routes get the objects that `create_app` makes once per process."""
+"""Functions through which routes get the objects that `create_app` makes once per process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def store_of(request: Request) -> Store:
 
 
 def reused_of(request: Request) -> Reused:
-    """Return the application's cache of results."""
+    """Return the application's cache of computed results."""
     reused: Reused = request.app.state.reused
     return reused
 

@@ -1,7 +1,8 @@
 """REST: the policy of a run, who switched it and why, and what each switch changed.
 
-`requests.switch` makes the switch itself, which takes effect with the next segment. Warnings about
-a policy come with the response if they are known in time; they never prevent a switch.
+`requests.switch` makes the switch, which takes effect with the next segment. The response to a
+switch contains warnings about the new policy if they are known in time. They never prevent a
+switch.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from paceline_backend.store import Store, StoreError, audit, runs, switches
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
 logger = logging.getLogger(__name__)
 
-# The response to a switch waits at most this time for warnings. The switch is already made.
+# Maximum time for which the response to a switch is delayed until warnings are known. The switch is
+# already made by then.
 WARNINGS_S = 0.5  # seconds
 _REFUSALS = documented(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT)
 
@@ -49,11 +51,16 @@ class SwitchInfo(BaseModel):
     parameters: dict[str, Any] = Field(examples=[{}])
     requested_at: float = Field(examples=[1767225700.0])
     requested_by: str = Field(
-        description="a token's name, or the name that its holder gave, or `auto`", examples=["ada"]
+        description="name of the token that requested the switch, or the name that its holder "
+        "gave, or `auto`",
+        examples=["ada"],
     )
-    why: str = Field(description="the reason that was given", examples=["rank 3 is slow"])
+    why: str = Field(
+        description="reason for the switch that the requester gave", examples=["rank 3 is slow"]
+    )
     effective_step: int | None = Field(
-        description="first step that the policy planned", examples=[64]
+        description="first step that the policy planned; null: it has planned none yet",
+        examples=[64],
     )
     effective_at: float | None = Field(examples=[1767225700.8])
 
@@ -66,14 +73,15 @@ class PolicySwitch(ChangeRequest):
 
 
 class RunPolicy(BaseModel):
-    """Policy of a run: the one that plans now, and the one that follows."""
+    """Policy that plans a run now, and the requested policy that follows it."""
 
     in_force: SwitchInfo = Field(description="policy that planned the newest segment")
     requested: SwitchInfo | None = Field(
-        description="policy from the next segment on; null: no switch is pending"
+        description="policy that plans from the next segment on; null: no switch is pending"
     )
     revision: int = Field(
-        description="revision of the run, for the `If-Match` header of a change", examples=[3]
+        description="revision of the run, for the `If-Match` header of a request to change the run",
+        examples=[3],
     )
 
 
@@ -82,7 +90,7 @@ class RequestedSwitch(SwitchInfo):
 
     revision: int = Field(description="revision of the run after the switch", examples=[4])
     warnings: list[str] | None = Field(
-        description="warnings about the policy, those about harm first; null: not known within "
+        description="warnings about the policy, warnings of harm first; null: not known within "
         "half a second, so request `GET /runs/{run}/policy/warnings`",
         examples=[[]],
     )
@@ -91,7 +99,9 @@ class RequestedSwitch(SwitchInfo):
 class SwitchWarnings(BaseModel):
     """Warnings before a switch."""
 
-    warnings: list[str] = Field(description="warnings about harm first; empty: none", examples=[[]])
+    warnings: list[str] = Field(
+        description="warnings about the policy, warnings of harm first; empty: none", examples=[[]]
+    )
 
 
 @dataclass(frozen=True)
@@ -103,15 +113,17 @@ class ReportedEffect(SwitchEffect):
 
     words: str = Field(examples=["Steps take 56 % less time for the same load (53 to 58 %)."])
     metrics: list[MetricChange] = Field(
-        description="metrics before and after, if a policy changes the training; the switch need "
-        "not be the cause: training continued meanwhile"
+        description="metrics of evaluations before and after the switch, if one of the policies "
+        "changes the training; they may differ only because the training continued"
     )
-    metrics_words: str = Field(description="the same in words; empty: none", examples=[""])
+    metrics_words: str = Field(
+        description="`metrics` as sentences; empty: no metrics", examples=[""]
+    )
 
 
 @router.get("/policy", response_model=RunPolicy, dependencies=[Depends(VIEWER)])
 def get_policy(request: Request, response: Response, run: str) -> Any:
-    """Return the run's policy. The `ETag` is that of the run, for the `If-Match` of a switch."""
+    """Return the run's policy. A request to switch it sends the response's `ETag` as `If-Match`."""
     store = store_of(request)
     with store.read() as connection:
         rows = switches.rows_of(connection, run)
@@ -138,7 +150,7 @@ def _policy(rows: list[dict[str, Any]]) -> dict[str, Any]:
 async def switch_policy(
     request: Request, response: Response, run: str, expected: Expected, body: PolicySwitch
 ) -> Any:
-    """Request another policy, which plans from the next segment on. Warnings do not prevent it."""
+    """Request another policy, which plans from the next segment on, whatever the warnings are."""
     store = store_of(request)
     made = await run_in_threadpool(_switched, request, run, expected, body)
     response.headers["ETag"] = etag(made["revision"])
@@ -158,13 +170,13 @@ def _switched(
 
 
 async def _in_time(store: Store, run: str, body: PolicySwitch) -> list[str] | None:
-    """Return warnings; None if this takes too long: the first call in a process takes seconds."""
+    """Return warnings; None: they are not known in time, as the first computation takes seconds."""
     trial = asyncio.create_task(
         run_in_threadpool(_warnings, store, run, body.policy, body.parameters)
     )
     done, _ = await asyncio.wait([trial], timeout=WARNINGS_S)
     if not done:
-        # The callback logs an error of the trial, whose result is not used.
+        # The result is not used, so the callback only logs an error.
         trial.add_done_callback(_forgotten)
         return None
     try:

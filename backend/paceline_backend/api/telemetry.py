@@ -1,8 +1,9 @@
 """REST: telemetry that a run's ranks reported.
 
-Steps come as columns, of the run or of each rank, thinned out to the requested number of points.
-Segments, rounds of relaxed synchronisers and the data that nodes fetched come as rows. Coverage
-counts from the same records whether each epoch used each sample once.
+Steps are returned as columns, either for the whole run or for each rank. If a range has more steps
+than the requested number of points, each point is the mean of several steps. Segments, rounds of
+relaxed synchronisation, and the data that nodes fetched are returned as rows. Coverage shows
+whether each epoch used each sample exactly once.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from paceline_backend.store.rollups.reading import RankChoice
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
-# Maximum number of choices of synchronisers in a response. A chart could not show more legibly.
+# Maximum number of changes of the synchroniser in a response, because a chart cannot show more.
 _MOST_CHOICES = 200
 
-# A request for columns without roll-ups is refused if it needs more rows than this.
+# Maximum number of rows that a request may read for columns without roll-ups (stored step sums).
 _MOST_PLAIN_ROWS = 2_000_000
 
 Column = list[float | None]
-# Columns of rank steps that a response has only on request.
+# Columns that `GET worker-steps` returns only if the request names them.
 MoreColumn = Literal[
     "data_s",
     "sync_s",
@@ -59,62 +60,95 @@ MoreColumn = Literal[
 class DeviceInfo(BaseModel):
     """Device of a rank, as the rank reported it."""
 
-    kind: str = Field(description="PyTorch's type of the device", examples=["cuda"])
+    kind: str = Field(description="PyTorch's device type", examples=["cuda"])
     name: str = Field(description="model of the device", examples=["NVIDIA A100-SXM4-80GB"])
-    cores: int = Field(description="CPU cores that the rank may use", examples=[8])
+    cores: int = Field(
+        description="number of CPU cores that the rank's process may use", examples=[8]
+    )
     memory_bytes: int = Field(
-        description="memory of the accelerator, or of the machine", examples=[85_000_000_000]
+        description="bytes of memory of the accelerator; if the device is a CPU, of the machine",
+        examples=[85_000_000_000],
     )
     threads: int = Field(
-        description="CPU threads with which the script computes; 0: one per core", examples=[8]
+        description="number of CPU threads that the script computes with; 0: one per core",
+        examples=[8],
     )
     flops: float | None = Field(
-        description="floating-point operations per second in a trial; null: no trial",
+        description="floating-point operations per second, measured in a trial before the "
+        "training; null: not measured",
         examples=[None],
     )
-    emulated: bool = Field(description="the rank emulates this device")
+    emulated: bool = Field(description="true: the rank only emulates the device")
 
 
 class WorkerSummary(BaseModel):
-    """Means over a rank's newest steps, unless a field states otherwise."""
+    """Means over a rank's newest steps, unless the description of a field differs."""
 
     rank: int = Field(examples=[0])
-    steps: int = Field(description="number of steps that it reported", examples=[50])
+    steps: int = Field(
+        description="number of the newest steps that the rank reported", examples=[50]
+    )
     samples: float = Field(examples=[16.0])
     load: float = Field(examples=[5120.5])
     missing: int = Field(
-        description="number of steps whose record of this rank was lost", examples=[0]
+        description="number of steps that the rank made, but whose records were lost", examples=[0]
     )
-    share: float = Field(description="share of the load of a step", examples=[0.25])
+    share: float = Field(
+        description="load of the rank ÷ load of all ranks, in a step", examples=[0.25]
+    )
     compute_s: float = Field(examples=[0.19])
     ett_s: float | None = Field(examples=[0.2])
     data_s: float = Field(examples=[0.001])
-    wait_s: float = Field(description="waiting for slower ranks", examples=[0.02])
-    sync_s: float = Field(description="waiting and communication", examples=[0.03])
-    memory_bytes: int = Field(description="peak", examples=[350000000])
-    ett_error: float | None = Field(description="|ETT − T| / T", examples=[0.02])
-    slowest_share: float = Field(
-        description="share of steps in which it was the slowest", examples=[0.1]
+    wait_s: float = Field(
+        description="seconds per step that the rank waited for slower ranks", examples=[0.02]
     )
-    a: float | None = Field(description="s per size unit, as predicted", examples=[3.6e-05])
-    c: float | None = Field(description="s per sample", examples=[0.0])
-    b: float | None = Field(description="s per step", examples=[0.005])
+    sync_s: float = Field(
+        description="seconds per step of waiting and communication", examples=[0.03]
+    )
+    memory_bytes: int = Field(description="peak memory in bytes", examples=[350000000])
+    ett_error: float | None = Field(
+        description="mean of |ETT − T| ÷ T, for the estimated (ETT) and the measured compute time "
+        "(T) of a step; null: no estimate",
+        examples=[0.02],
+    )
+    slowest_share: float = Field(
+        description="share of the steps in which no rank computed longer", examples=[0.1]
+    )
+    a: float | None = Field(
+        description="seconds per size unit in the model fitted to the rank; null: unknown",
+        examples=[3.6e-05],
+    )
+    c: float | None = Field(
+        description="seconds per sample in the model fitted to the rank; null: unknown",
+        examples=[0.0],
+    )
+    b: float | None = Field(
+        description="seconds per step in the model fitted to the rank; null: unknown",
+        examples=[0.005],
+    )
     recompiles: int = Field(
-        default=0, description="number of recompilations by torch.compile", examples=[2]
+        default=0,
+        description="number of recompilations by torch.compile in the newest steps",
+        examples=[2],
     )
     last_step: int = Field(examples=[120])
-    device: DeviceInfo | None = Field(description="null: unknown")
+    device: DeviceInfo | None = Field(description="device of the rank; null: unknown")
 
 
 class StepAxis(BaseModel):
     """The steps that columns cover, and the number of steps per point."""
 
     from_: int | None = Field(
-        alias="from", description="first step of the run in the range", examples=[0]
+        alias="from", description="first step of the range with data; null: none", examples=[0]
     )
-    to: int | None = Field(description="last step of the run in the range", examples=[999])
-    bucket: int = Field(description="steps per point; above 1: values are means", examples=[1])
-    step: list[int] = Field(description="first step of each bucket", examples=[[0, 1]])
+    to: int | None = Field(
+        description="last step of the range with data; null: none", examples=[999]
+    )
+    bucket: int = Field(
+        description="number of steps per point; above 1: a point combines several steps",
+        examples=[1],
+    )
+    step: list[int] = Field(description="first step of each point", examples=[[0, 1]])
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -135,13 +169,16 @@ def _metric_fields() -> dict[str, Any]:
 StepColumns = create_model(
     "StepColumns",
     __base__=_StepColumns,
-    __doc__="Complete steps as columns. `…_min` and `…_max` only where `bucket` is above 1.",
+    __doc__="Complete steps as columns; `…_min` and `…_max` exist only if `bucket` is above 1.",
     **_metric_fields(),
 )
 
 
 class WorkerStepColumns(StepAxis):
-    """Steps of each rank: ``column[rank][step]``, in the order of `ranks`; null: no record."""
+    """Steps of ranks, as columns ``column[rank][step]`` with ranks in the order of `ranks`.
+
+    A value is null if there is no record of the rank's step.
+    """
 
     ranks: list[int] = Field(examples=[[0, 1]])
     compute_s: list[Column] = Field(examples=[[[0.19, 0.2], [0.2, 0.19]]])
@@ -150,21 +187,33 @@ class WorkerStepColumns(StepAxis):
     samples: list[Column]
     load: list[Column]
     share: list[Column]
-    data_s: list[Column] | None = Field(default=None, description="waiting for the data loader")
-    sync_s: list[Column] | None = Field(default=None, description="waiting and communication")
+    data_s: list[Column] | None = Field(
+        default=None, description="seconds that a rank waited for its data loader before a step"
+    )
+    sync_s: list[Column] | None = Field(
+        default=None, description="seconds of waiting and communication in a step"
+    )
     step_s: list[Column] | None = Field(
-        default=None, description="from the start of the step to the start of the next"
+        default=None, description="seconds from the start of a step to the start of the next step"
     )
     loss: list[Column] | None = None
-    memory_bytes: list[Column] | None = Field(default=None, description="peak")
-    squares: list[Column] | None = Field(default=None, description="Σλ² of the local batch")
-    longest: list[Column] | None = Field(default=None, description="max λ of the local batch")
-    recompiles: list[Column] | None = Field(
-        default=None, description="number of recompilations by torch.compile in the step"
+    memory_bytes: list[Column] | None = Field(default=None, description="peak memory in bytes")
+    squares: list[Column] | None = Field(
+        default=None, description="sum of the squared sizes of the samples in a local batch"
     )
-    ended_at: list[Column] | None = Field(default=None, description="Unix time")
+    longest: list[Column] | None = Field(
+        default=None, description="largest size of a sample in a local batch"
+    )
+    recompiles: list[Column] | None = Field(
+        default=None, description="number of recompilations by torch.compile in a step"
+    )
+    ended_at: list[Column] | None = Field(
+        default=None, description="Unix time at which a rank ended a step"
+    )
     epoch: list[Column] | None = None
-    segment: list[Column] | None = Field(default=None, description="`seq` of the plan")
+    segment: list[Column] | None = Field(
+        default=None, description="`seq` of the segment to which a step belongs"
+    )
     attempt: list[Column] | None = None
     compute_s_min: list[Column] | None = None
     compute_s_max: list[Column] | None = None
@@ -185,19 +234,22 @@ class SegmentInfo(BaseModel):
     policy: str = Field(examples=["chronica"])
     version: int = Field(examples=[1])
     source: Literal["controller", "coast", "equal"] = Field(
-        description="coast: the leader planned the segment because no plan came in time; equal: "
-        "it gave ranks equal batches because the script's loss allows no others",
+        description="controller: the controller planned the segment; coast: the leader planned it, "
+        "because no plan came in time; equal: the leader planned equal batches, because the "
+        "script's loss allows no others",
         examples=["controller"],
     )
-    moved: int = Field(description="samples that moved to another rank", examples=[0])
+    moved: int = Field(description="number of samples that moved to another rank", examples=[0])
     across: int = Field(
-        description="of these, samples whose new rank is on another node", examples=[0]
+        description="number of samples that moved to a rank on another node", examples=[0]
     )
     plan_s: float = Field(examples=[0.004])
     adopted_at: float = Field(examples=[1767225700.8])
-    synchroniser: str = Field(description="how gradients were synchronised", examples=["allreduce"])
+    synchroniser: str = Field(
+        description="planned kind of gradient synchronisation", examples=["allreduce"]
+    )
     why: str = Field(
-        description="why the policy chose this synchroniser; empty: it has no other",
+        description="why the policy chose the synchroniser; empty: the policy has only one",
         examples=["all-reduce: too few steps are known: 4 of 16"],
     )
     synchroniser_digest: str = Field(
@@ -205,146 +257,227 @@ class SegmentInfo(BaseModel):
         examples=["b2a6c1d00f4e7a93"],
     )
     fallback: str = Field(
-        description="why ranks all-reduced gradients in spite of the synchroniser; empty: they "
-        "did not, or the reason is unknown, as before the optimiser's first step",
+        description="why ranks all-reduced gradients although another synchroniser was planned; "
+        "empty: they did not, or it is unknown, as before the optimiser's first step",
         examples=[""],
     )
 
 
 class RoundInfo(BaseModel):
-    """A round: one partial reduction of gradients, or one mean of replicas."""
+    """A round of relaxed synchronisation: a partial reduction of gradients, or a mean of replicas.
+
+    One of the ranks that take part in a round reports it.
+    """
 
     attempt: int = Field(examples=[0])
     rank: int = Field(description="rank that reported the round", examples=[0])
     seq: int = Field(
-        description="number of the round among those that this rank reported", examples=[118]
+        description="number of the round among all rounds that the reporting rank reported in the "
+        "attempt, from 0",
+        examples=[118],
     )
     segment: int = Field(examples=[5])
-    number: int = Field(description="number of the round in its segment", examples=[22])
-    step: int = Field(description="step in which the rank was", examples=[84])
-    world: int = Field(description="number of ranks that took part", examples=[4])
-    contributors: int = Field(description="number of these ranks that contributed", examples=[3])
+    number: int = Field(description="number of the round in its segment, from 0", examples=[22])
+    step: int = Field(
+        description="step in which the reporting rank was when the round ended", examples=[84]
+    )
+    world: int = Field(
+        description="number of ranks that took part, whether or not they contributed", examples=[4]
+    )
+    contributors: int = Field(
+        description="number of ranks that contributed gradients or a replica", examples=[3]
+    )
     staleness: list[int] = Field(
-        description="number of contributed gradients by age in rounds; the last item also counts "
-        "older ones",
+        description="number of contributed gradients by age in rounds: 0, 1, 2, …; the last item "
+        "also counts older gradients",
         examples=[[2, 1, 0, 0]],
     )
-    dropped: int = Field(description="samples whose gradients were too old", examples=[0])
+    dropped: int = Field(
+        description="number of samples whose gradients were too old to be applied", examples=[0]
+    )
     waited_s: float = Field(
-        description="response time: from the previous round until the start of this one; for a "
-        "mean of two ranks: until the other rank had the request; for a mean of all ranks: 0",
+        description="response time: seconds from the end of the previous round to the call of this "
+        "round; for a mean of two replicas, from a rank's request until it reached the other rank; "
+        "for a mean of all replicas, 0",
         examples=[0.012],
     )
     reduced_s: float = Field(
-        description="from the end of `waited_s` until the result was available", examples=[0.003]
+        description="seconds from the end of the response time (`waited_s`) until the result was "
+        "available",
+        examples=[0.003],
     )
-    bytes: int = Field(description="bytes that the rank contributed", examples=[65536])
-    ended_at: float = Field(description="Unix time", examples=[1767225604.2])
+    bytes: int = Field(
+        description="number of bytes that the reporting rank contributed", examples=[65536]
+    )
+    ended_at: float = Field(
+        description="Unix time at which the round ended", examples=[1767225604.2]
+    )
     copied_s: float = Field(
-        description="copying the rank's contribution from its device to the CPU", examples=[0.001]
+        description="seconds for copying the reporting rank's contribution from its device to the "
+        "CPU",
+        examples=[0.001],
     )
 
 
 class NodeEpoch(BaseModel):
-    """Data traffic of a node in an epoch, where data lives on nodes; sums over the node's ranks."""
+    """Data that a node fetched in an epoch of a run whose data is stored on its nodes."""
 
     attempt: int = Field(examples=[0])
     epoch: int = Field(examples=[3])
     node: str = Field(examples=["node-2"])
     planned_bytes: int = Field(
-        description="bytes that the plan moves to the node for this epoch, without those that it "
-        "still has",
+        description="bytes that the plan moves to the node for the epoch, without bytes that the "
+        "node already has",
         examples=[48_300_000],
     )
-    moved_bytes: int = Field(description="of these, prefetched bytes", examples=[48_300_000])
-    moved: int = Field(description="number of samples", examples=[412])
+    moved_bytes: int = Field(
+        description="bytes that the node prefetched for the epoch", examples=[48_300_000]
+    )
+    moved: int = Field(
+        description="number of samples that the node prefetched for the epoch", examples=[412]
+    )
     moved_s: float = Field(
-        description="from the plan until the last of them had arrived", examples=[3.9]
+        description="seconds from the plan until the last prefetched sample had arrived",
+        examples=[3.9],
     )
     read_bytes: int = Field(
-        description="bytes that steps read from the source because the node did not have them",
+        description="bytes that steps read from the source, because the node did not have them",
         examples=[0],
     )
-    read: int = Field(description="number of samples", examples=[0])
-    waits: int = Field(
-        description="how often a rank's step had to wait for these reads", examples=[0]
+    read: int = Field(
+        description="number of samples that steps read from the source, because the node did not "
+        "have them",
+        examples=[0],
     )
-    waited_s: float = Field(description="total duration of these waits", examples=[0.0])
+    waits: int = Field(
+        description="number of steps of the node's ranks that waited for reads from the source",
+        examples=[0],
+    )
+    waited_s: float = Field(
+        description="total seconds that steps of the node's ranks waited for reads from the source",
+        examples=[0.0],
+    )
     held_bytes: int = Field(
-        description="bytes in the node's directory at the end of the epoch",
+        description="bytes of the data set in the node's directory at the end of the epoch",
         examples=[9_000_000_000],
     )
     at: float = Field(description="Unix time of the end of the epoch", examples=[1767225604.2])
 
 
 class InForce(BaseModel):
-    """Sums and means over the rounds under one policy version."""
+    """Sums and means over the rounds of relaxed synchronisation under one policy version."""
 
     model_config = ConfigDict(populate_by_name=True)
 
     version: int = Field(description="policy version", examples=[1])
     policy: str = Field(examples=["rna"])
     synchroniser: str = Field(examples=["partial"])
-    from_: int = Field(alias="from", description="step of the first round", examples=[64])
-    to: int = Field(description="step of the last round", examples=[311])
+    from_: int = Field(
+        alias="from", description="step in which the first round ended", examples=[64]
+    )
+    to: int = Field(description="step in which the last round ended", examples=[311])
     rounds: int = Field(examples=[1204])
-    world: int = Field(description="number of ranks that took part", examples=[4])
-    contributors: float = Field(description="mean per round", examples=[3.1])
+    world: int = Field(
+        description="maximum number of ranks that took part in a round", examples=[4]
+    )
+    contributors: float = Field(
+        description="mean number of ranks that contributed to a round", examples=[3.1]
+    )
     staleness: list[int] = Field(
-        description="number of gradients by age in rounds; the last item also counts older ones",
+        description="number of gradients by age in rounds: 0, 1, 2, …; the last item also counts "
+        "older gradients",
         examples=[[3000, 700, 32, 0]],
     )
     samples: int = Field(
-        description="samples of the complete steps under this version", examples=[15872]
+        description="number of samples in the policy version's complete steps, without segments "
+        "that were all-reduced",
+        examples=[15872],
     )
-    dropped: int = Field(description="samples whose gradients were not applied", examples=[48])
-    dropped_share: float | None = Field(description="share of `samples`", examples=[0.003])
-    waited_s: float = Field(description="response time, median", examples=[0.012])
-    waited_s_p95: float = Field(description="response time, 95th percentile", examples=[0.041])
-    reduced_s: float = Field(description="mean", examples=[0.003])
-    copied_s: float = Field(description="mean", examples=[0.001])
-    bytes: int = Field(description="total that the reporting rank contributed", examples=[78905344])
+    dropped: int = Field(
+        description="number of samples whose gradients were not applied", examples=[48]
+    )
+    dropped_share: float | None = Field(
+        description="share of the samples whose gradients were not applied; null: no samples",
+        examples=[0.003],
+    )
+    waited_s: float = Field(
+        description="median response time of a round in seconds", examples=[0.012]
+    )
+    waited_s_p95: float = Field(
+        description="95th percentile of the response time of a round in seconds", examples=[0.041]
+    )
+    reduced_s: float = Field(
+        description="mean seconds from the end of the response time to the result of a round",
+        examples=[0.003],
+    )
+    copied_s: float = Field(
+        description="mean seconds for copying a rank's contribution from its device to the CPU",
+        examples=[0.001],
+    )
+    bytes: int = Field(
+        description="total bytes that the reporting ranks contributed", examples=[78905344]
+    )
     rounds_per_s: float | None = Field(examples=[61.5])
     gradients_per_s: float | None = Field(
-        description="applied gradients per second", examples=[190.6]
+        description="number of gradients per second that were applied; null: unknown",
+        examples=[190.6],
     )
     words: str = Field(examples=["rna (partial), steps 64–311: 1,204 rounds of 3.1 of 4 ranks"])
 
 
 class RoundsOverTime(BaseModel):
-    """Rounds by the step in which they ended. Steps without rounds are left out."""
+    """Rounds by the step in which they ended. Points without rounds are left out."""
 
-    bucket: int = Field(description="steps per point", examples=[1])
+    bucket: int = Field(description="number of steps per point", examples=[1])
     step: list[int] = Field(
-        description="first step of each bucket that has a round", examples=[[64, 65]]
+        description="first step of each point in which a round ended", examples=[[64, 65]]
     )
     rounds: list[int] = Field(examples=[[4, 5]])
-    contributors: list[float] = Field(description="mean", examples=[[3.25, 3.0]])
+    contributors: list[float] = Field(
+        description="mean number of ranks that contributed to a round", examples=[[3.25, 3.0]]
+    )
     contributors_min: list[int] = Field(examples=[[2, 1]])
     contributors_max: list[int] = Field(examples=[[4, 4]])
-    dropped: list[int] = Field(description="total number of samples", examples=[[0, 4]])
-    waited_s: list[float] = Field(description="mean", examples=[[0.012, 0.014]])
+    dropped: list[int] = Field(
+        description="number of samples whose gradients were not applied", examples=[[0, 4]]
+    )
+    waited_s: list[float] = Field(
+        description="mean response time of a round in seconds", examples=[[0.012, 0.014]]
+    )
     waited_s_max: list[float] = Field(examples=[[0.03, 0.041]])
-    reduced_s: list[float] = Field(description="mean", examples=[[0.003, 0.003]])
-    copied_s: list[float] = Field(description="mean", examples=[[0.001, 0.001]])
-    bytes: list[int] = Field(description="total number of bytes", examples=[[262144, 327680]])
+    reduced_s: list[float] = Field(
+        description="mean seconds from the end of the response time to the result of a round",
+        examples=[[0.003, 0.003]],
+    )
+    copied_s: list[float] = Field(
+        description="mean seconds for copying a rank's contribution from its device to the CPU",
+        examples=[[0.001, 0.001]],
+    )
+    bytes: list[int] = Field(
+        description="total bytes that the reporting ranks contributed", examples=[[262144, 327680]]
+    )
 
 
 class Chosen(BaseModel):
-    """A policy's choice of a synchroniser and its parameters, or a version's first choice."""
+    """First choice of a synchroniser by a policy version, or a later change of the choice.
+
+    A change of the synchroniser's parameters counts as a change of the choice.
+    """
 
     attempt: int = Field(examples=[0])
     version: int = Field(description="policy version", examples=[1])
     policy: str = Field(examples=["paceline-relaxed"])
     synchroniser: str = Field(examples=["pairwise"])
-    from_: int = Field(alias="from", description="first step", examples=[128])
+    from_: int = Field(
+        alias="from", description="first step under the chosen synchroniser", examples=[128]
+    )
     why: str = Field(
-        description="reason, with the figures at that time",
-        examples=["all-reduce: fewer than 16 steps have been measured since the last change"],
+        description="reason for the choice, with the figures on which it was based",
+        examples=["all-reduce: fewer than 16 of its steps have been measured"],
     )
 
     before: str | None = Field(
-        description="previous synchroniser of this policy version; null: this is its first",
+        description="previous synchroniser of the policy version; null: this is its first",
         examples=["allreduce"],
     )
 
@@ -352,65 +485,94 @@ class Chosen(BaseModel):
 
 
 class Fallbacks(BaseModel):
-    """Segments that were all-reduced in spite of their synchroniser, for one reason."""
+    """Segments that were all-reduced for one reason although another synchroniser was planned."""
 
     version: int = Field(examples=[1])
     policy: str = Field(examples=["rna"])
-    synchroniser: str = Field(description="the policy's synchroniser", examples=["partial"])
+    synchroniser: str = Field(
+        description="synchroniser that was planned, but not used", examples=["partial"]
+    )
     from_: int = Field(alias="from", description="first step of the first segment", examples=[64])
     to: int = Field(description="last step of the last segment", examples=[127])
-    segments: int = Field(description="number of segments", examples=[4])
+    segments: int = Field(description="number of segments that were all-reduced", examples=[4])
     why: str = Field(examples=["the script steps its optimiser with a closure"])
 
     model_config = ConfigDict(populate_by_name=True)
 
 
 class Synchronisation(BaseModel):
-    """Gradient synchronisation under relaxed synchronisers."""
+    """Relaxed gradient synchronisation in a range of steps."""
 
     model_config = ConfigDict(populate_by_name=True)
 
     from_: int | None = Field(
-        alias="from", description="step of the first round in the range", examples=[64]
+        alias="from",
+        description="step in which the first round of the range ended; null: no round",
+        examples=[64],
     )
-    to: int | None = Field(description="step of the last round in the range", examples=[311])
+    to: int | None = Field(
+        description="step in which the last round of the range ended; null: no round",
+        examples=[311],
+    )
     newest: int | None = Field(
-        description="step of the run's last round; null: it has none", examples=[311]
+        description="step in which the run's last round ended; null: the run has no rounds",
+        examples=[311],
     )
     in_force: list[InForce]
     over_time: RoundsOverTime
     chosen: list[Chosen] = Field(
-        description="choices of policies in the range of steps, the newest 200; otherwise empty"
+        description="the newest 200 choices of a synchroniser in the range of steps; empty: no "
+        "policy of the run chooses its synchroniser"
     )
-    fallbacks: list[Fallbacks] = Field(description="by policy version and reason; otherwise empty")
+    fallbacks: list[Fallbacks] = Field(
+        description="segments that were all-reduced despite relaxed synchronisation, by policy "
+        "version and reason; empty: none"
+    )
 
 
 class EpochCoverage(BaseModel):
-    """Samples that an epoch used, counted from the records of ranks."""
+    """Samples that an epoch used. A sample counts as used once its rank has reported the step."""
 
     epoch: int = Field(examples=[0])
-    samples: int = Field(description="samples in the data set", examples=[1074])
-    used: int = Field(description="total number of uses", examples=[1074])
-    distinct: int = Field(description="samples used at least once", examples=[1074])
-    missing: int = Field(description="samples not used", examples=[0])
-    duplicated: int = Field(description="samples used more than once", examples=[0])
-    complete: bool = Field(description="the epoch has ended", examples=[True])
+    samples: int = Field(
+        description="number of samples in the data set; for a stream, up to the last sample that "
+        "the epoch used",
+        examples=[1074],
+    )
+    used: int = Field(
+        description="total number of uses of samples, with repetitions", examples=[1074]
+    )
+    distinct: int = Field(
+        description="number of samples that were used at least once", examples=[1074]
+    )
+    missing: int = Field(description="number of samples that were not used", examples=[0])
+    duplicated: int = Field(
+        description="number of samples that were used more than once", examples=[0]
+    )
+    complete: bool = Field(
+        description="true: all ranks have reported the last step of the epoch", examples=[True]
+    )
     exact: bool = Field(
-        description="each sample was used exactly once; in the last, unfinished epoch: none twice",
+        description="true: each sample was used exactly once, apart from samples that `drop_last` "
+        "omits; in an unfinished epoch, no sample was used twice",
         examples=[True],
     )
     dropped: int = Field(
-        description="samples that were used, but whose gradients came too late to be applied",
+        description="number of samples that were used, but whose gradients were too old to be "
+        "applied",
         examples=[0],
     )
 
 
 class Coverage(BaseModel):
-    """Coverage of all epochs that the run has begun."""
+    """Use of samples in all epochs that the run has begun."""
 
     epochs: list[EpochCoverage]
     exact: bool = Field(examples=[True])
-    dropped: int = Field(description="dropped samples of all epochs", examples=[0])
+    dropped: int = Field(
+        description="number of samples in all epochs whose gradients were too old to be applied",
+        examples=[0],
+    )
 
 
 class WorkerStepQuery(StepRange):
@@ -422,7 +584,11 @@ class WorkerStepQuery(StepRange):
     until: Until = None
     columns: Annotated[
         list[MoreColumn],
-        Query(max_length=20, description="further columns", examples=[["data_s", "loss"]]),
+        Query(
+            max_length=20,
+            description="columns to return in addition to the default columns",
+            examples=[["data_s", "loss"]],
+        ),
     ] = []  # noqa: RUF012
 
 
@@ -431,10 +597,11 @@ def list_workers(
     request: Request,
     run: str,
     last: Annotated[
-        int, Query(ge=1, le=1000, description="number of newest steps to average")
+        int,
+        Query(ge=1, le=1000, description="number of newest steps over which means are computed"),
     ] = 50,
 ) -> Any:
-    """List the ranks with means over their newest steps."""
+    """List the ranks of a run, each with means over its newest steps."""
     store = store_of(request)
     asked = switches.rows(store, run)
     predictor = _predictor(asked[-1]) if asked else None
@@ -468,7 +635,7 @@ def list_steps(
     since: Since = None,
     until: Until = None,
 ) -> Any:
-    """Return complete steps as columns."""
+    """Return the complete steps of a run as columns."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
         span = reads.steps_between(connection, key, since, until, steps.span)
@@ -481,8 +648,8 @@ def list_worker_steps(
 ) -> Any:
     """Return the steps of each rank as columns.
 
-    With more than 1,024 ranks, the response has every k-th rank and fewer points, unless the
-    request names ranks.
+    If the run has more than 1,024 ranks and the request names none, the response has only every
+    k-th rank, and fewer points.
     """
     only, points = ranks_of(steps.ranks), steps.points
     store = store_of(request)
@@ -506,8 +673,8 @@ def _refuse_long(span: reads.Range, world: int | None) -> None:
         return
     most = max(1, _MOST_PLAIN_ROWS // (world or 1))
     message = (
-        f"at most {most:,} steps of these columns can be read at once: narrow the range with "
-        "`from` and `to`, or use GET export?table=worker-steps"
+        f"with the requested columns, at most {most:,} steps can be read at once: narrow the range "
+        "with `from` and `to`, or use GET export?table=worker-steps"
     )
     raise InvalidRequestError("columns", message)
 
@@ -518,7 +685,8 @@ def list_segments(
     run: str,
     steps: Steps,
     limit: Annotated[
-        int, Query(ge=1, le=100_000, description="maximum number of rows; the newest are returned")
+        int,
+        Query(ge=1, le=100_000, description="maximum number of segments; the newest are returned"),
     ] = 10_000,
 ) -> Any:
     """List the segments that ran, oldest first."""
@@ -541,7 +709,8 @@ def list_rounds(
     run: str,
     steps: Steps,
     limit: Annotated[
-        int, Query(ge=1, le=100_000, description="maximum number of rows; the newest are returned")
+        int,
+        Query(ge=1, le=100_000, description="maximum number of rounds; the newest are returned"),
     ] = 10_000,
 ) -> Any:
     """List rounds of relaxed synchronisers, oldest first. An all-reduce has no rounds."""
@@ -568,8 +737,8 @@ def list_data(
 def get_synchronisation(request: Request, run: str, steps: Steps, points: Points = 200) -> Any:
     """Return how gradients were synchronised.
 
-    The response has sums per policy version, values over time, choices of policies, and fallbacks.
-    An all-reduce has no rounds.
+    The response has sums per policy version, values over time, the policies' choices of
+    synchronisers, and segments that were all-reduced instead. An all-reduce has no rounds.
     """
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)

@@ -56,10 +56,15 @@ class TokenCreate(BaseModel):
     name: _Name = Field(examples=["nightly"])
     scope: Scope = Field(examples=["operator"])
     expires_s: float | None = Field(
-        None, gt=0, le=_LONGEST_LIFETIME_S, description="seconds from now; null: never"
+        None,
+        gt=0,
+        le=_LONGEST_LIFETIME_S,
+        description="lifetime of the token in seconds; null: unlimited",
     )
     node: str | None = Field(
-        None, max_length=200, description="for an agent token: the only node that may use it"
+        None,
+        max_length=200,
+        description="only node that may use the token, if its scope is agent; null: any node",
     )
 
     @model_validator(mode="after")
@@ -80,17 +85,25 @@ class Token(BaseModel):
     created_by: str
     expires_at: float | None
     revoked_at: float | None
-    used_at: float | None = Field(description="Unix time of the last use, within a minute")
-    node: str | None = Field(description="for an agent token: the only node that may use it")
+    used_at: float | None = Field(
+        description="Unix time of the last use, accurate to one minute; null: never used"
+    )
+    node: str | None = Field(
+        description="only node that may use the token, if its scope is agent; null: any node"
+    )
     run: str | None = Field(
-        description="for an agent token: the only run whose nodes may use it", examples=[None]
+        description="only run whose nodes may use the token, if its scope is agent; null: any run",
+        examples=[None],
     )
 
 
 class NewToken(Token):
     """A token that the request has just created, with its secret."""
 
-    token: str = Field(description="shown only here", examples=["pl_9f31c0de_…"])
+    token: str = Field(
+        description="text of the token with its secret; only this response shows it",
+        examples=["pl_9f31c0de_…"],
+    )
 
 
 class LoginLink(BaseModel):
@@ -120,7 +133,7 @@ def list_tokens(request: Request) -> Any:
     dependencies=[Depends(ADMIN)],
 )
 def create_token(request: Request, body: TokenCreate) -> Any:
-    """Create a token. The response contains the secret, which the server does not keep."""
+    """Create a token. Only this response contains the token's secret."""
     with store_of(request).write() as connection:
         made = issue(connection, body, requester_of(request))
         return {**(tokens.get(connection, made.id) or {}), "token": str(made)}
@@ -166,8 +179,7 @@ def revoke_token(request: Request, token: str) -> Any:
 def create_login_link(request: Request) -> Any:
     """Create a link that logs one browser in, within ten minutes, with the caller's rights.
 
-    A user whom a proxy names gets no link, because a link is revoked with the token that created
-    it.
+    A user whom a proxy has authenticated gets no link, because each link belongs to a token.
     """
     who = identity_of(request)
     if not who.token:

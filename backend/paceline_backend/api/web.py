@@ -20,12 +20,12 @@ from paceline_backend.server import tracing
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store
 
-# At shutdown, requests in progress have this time to complete. Event streams end automatically.
+# Maximum time for requests in progress to complete at shutdown. Event streams end by themselves.
 _REQUESTS_END_S = 5  # seconds
-# Exit code; see docs/internals.md.
+# Exit code after SIGINT; see docs/internals.md.
 _INTERRUPTED = 130
-# Responses have the time of the last tick.
-_DATE_S = 1.0
+# Interval at which the time in the `Date` header of responses is updated.
+_DATE_S = 1.0  # seconds
 
 
 class _Server(uvicorn.Server):
@@ -39,7 +39,7 @@ class _Server(uvicorn.Server):
         """Update the date of responses every second until a signal arrives."""
         woken, loop = asyncio.Event(), asyncio.get_running_loop()
         self._wake = lambda: loop.call_soon_threadsafe(woken.set)
-        # With the counter 0, each tick updates the date.
+        # With a counter of 0, each tick of uvicorn updates the date.
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 await asyncio.wait_for(woken.wait(), _DATE_S)
@@ -74,7 +74,7 @@ def run(settings: Settings, listener: socket.socket) -> int:
                 server_header=False,
                 ssl_certfile=settings.tls_cert,
                 ssl_keyfile=settings.tls_key,
-                # `ProxyIdentity` evaluates these headers, for trusted proxies only.
+                # `ProxyIdentity` evaluates the headers instead, but only those of trusted proxies.
                 proxy_headers=False,
             )
         )
@@ -90,7 +90,7 @@ def run(settings: Settings, listener: socket.socket) -> int:
 
 
 def _import_policies() -> None:
-    """Import policies and solvers in advance, so that the first switch does not wait for it."""
+    """Import policies and solvers in advance, so that the first switch need not wait for that."""
     policies.names()
     _freeze()
 
@@ -98,8 +98,8 @@ def _import_policies() -> None:
 def _freeze() -> None:
     """Exclude all objects that exist now from garbage collection.
 
-    Most of them are modules, which stay for the lifetime of the process. Collections over them
-    delayed one response in twenty by 0.1 s.
+    Most of these objects belong to modules, which stay for the lifetime of the process. Before this
+    exclusion, garbage collection delayed one response in twenty by 0.1 s.
     """
     gc.collect()
     gc.freeze()

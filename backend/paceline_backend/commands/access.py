@@ -39,22 +39,24 @@ def register(parent: typer.Typer) -> None:
 class TokenRequest:
     """The token to create."""
 
-    name: Annotated[str, typer.Argument(help="Name of the token, for people.")]
+    name: Annotated[str, typer.Argument(help="Name of the token, as the audit log shows it.")]
     scope: Annotated[
         Literal["viewer", "operator", "agent", "admin"],
-        typer.Option(help="Role of the token: docs/deploying.md."),
+        typer.Option(help="Role of the token; see docs/deploying.md."),
     ]
     expires: Annotated[
         str | None,
         typer.Option(
             metavar="30d",
-            help="Lifetime in seconds, or with the unit m, h or d; default: unlimited.",
+            help="Lifetime of the token in seconds, or with the unit m, h or d; default: "
+            "unlimited.",
         ),
     ] = None
     node: Annotated[
         str | None,
         typer.Option(
-            help="For an agent: the only node that may use the token; default: all nodes."
+            help="Only node that may use the token, for a token with the scope agent; default: "
+            "all nodes."
         ),
     ] = None
 
@@ -77,14 +79,14 @@ def create(
     database: Annotated[
         str | None,
         typer.Option(
-            help="SQLAlchemy URL of a server's database: create the token there, without a "
-            "server and without another token.",
+            help="SQLAlchemy URL of a server's database, to create the token directly there, "
+            "without a running server and without another token.",
         ),
     ] = None,
     authentication: TokenOptions,
     as_json: Json = False,
 ) -> None:
-    """Create a token and print it. It is shown only this once."""
+    """Create a token and print it. No command can print the token again."""
     body = request.body()
     if database is not None:
         made = _made_in(database, body)
@@ -124,7 +126,9 @@ def revoke(
 ) -> None:
     """Revoke a token and log out the browsers that used it."""
     if not re.fullmatch(r"[0-9a-f]{1,64}", token_id):
-        raise InputError(f"ID {token_id}: this is no token's id; `paceline token list` shows them")
+        raise InputError(
+            f"ID {token_id}: not the id of a token; `paceline token list` shows the ids"
+        )
     with connection.client() as client:
         revoked = client.call("DELETE", f"/tokens/{token_id}")
     if as_json:
@@ -149,7 +153,7 @@ def open_link(
 
 
 def _made_in(database: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Create a token in a database. Write access to the database is the only right needed."""
+    """Create a token in a database. The caller needs only write access to the database."""
     from pydantic import ValidationError
 
     from paceline_backend.api.tokens import TokenCreate, issue

@@ -37,7 +37,7 @@ def _opened(database: str | None, data: Path, *, new: bool = False) -> Iterator[
 
     try:
         with Store(database or embedded_database(data)) as store:
-            # If the name is mistyped, SQLite would create an empty file.
+            # Without this check, SQLite would create an empty file for a mistyped name.
             if store.is_sqlite and not new and not Path(str(store.url.database)).exists():
                 raise PacelineError(f"there is no database {store.name}")
             yield store
@@ -48,7 +48,7 @@ def _opened(database: str | None, data: Path, *, new: bool = False) -> Iterator[
 
 @app.command()
 def upgrade(database: Database = None, data: Data = DATA) -> None:
-    """Create the tables, as a server does when it starts."""
+    """Create the tables of this version, as a server does when it starts."""
     with _opened(database, data, new=True) as store:
         Store.open(store.url.render_as_string(hide_password=False)).close()
         typer.echo(f"{store.name} has the tables of this version")
@@ -56,7 +56,7 @@ def upgrade(database: Database = None, data: Data = DATA) -> None:
 
 @app.command()
 def check(database: Database = None, data: Data = DATA, as_json: Json = False) -> None:
-    """Check that the file is intact, and tables and roll-ups are those that they must be."""
+    """Check the file, the version of the tables, and whether stored sums match their steps."""
     with _opened(database, data) as store:
         faults = list(administration.faults(store))
     if as_json:
@@ -75,11 +75,15 @@ def prune(
     ] = None,
     keep_runs: Annotated[
         int | None,
-        typer.Option(min=0, help="Of the runs that have ended, keep only this many of the newest."),
+        typer.Option(min=0, help="Number of ended runs to keep, the newest ones."),
     ] = None,
     keep_bytes: Annotated[
         int | None,
-        typer.Option(min=0, help="Delete the oldest runs until rows take at most this many bytes."),
+        typer.Option(
+            min=0,
+            help="Delete the oldest ended runs until the database's rows take at most this many "
+            "bytes.",
+        ),
     ] = None,
     database: Database = None,
     data: Data = DATA,
@@ -100,7 +104,7 @@ def prune(
     if as_json:
         print_json({"deleted": deleted, "bytes": used})
     else:
-        typer.echo(f"rows take {used / _MIB:,.1f} MiB")
+        typer.echo(f"the rows of the database take {used / _MIB:,.1f} MiB")
 
 
 def _pause(seconds: float) -> bool:
@@ -116,10 +120,11 @@ def rotate_secret(
     database: Database = None,
     data: Data = DATA,
 ) -> None:
-    """Replace the server's secret after somebody else may have read it: stop all servers first.
+    """Replace the server's secret, if an attacker may have read it. Stop all servers first.
 
-    Agents get new keys when the server is back. Active runs continue to train without the server
-    until they are resumed. Browsers must log in again; webhooks must be created again.
+    Agents get new keys when a server runs again. Active runs lose their connection to the server,
+    and continue to train without it until they are resumed. Browsers must log in again, and
+    webhooks must be created again.
     """
     with _opened(database, data) as store:
         with store.read() as connection:
@@ -141,22 +146,22 @@ def backup(
     database: Database = None,
     data: Data = DATA,
 ) -> None:
-    """Copy the database to a file; servers may run meanwhile. Postgres is copied by pg_dump."""
+    """Copy the database to a file, for Postgres with pg_dump. Servers may run meanwhile."""
     with _opened(database, data) as store:
         administration.backup(store, file)
-        typer.echo(f"{file} is a copy of {store.name}: it holds the server's secret, keep it safe")
+        typer.echo(f"{file} is a copy of {store.name}. It has the server's secret: keep it safe")
 
 
 @app.command()
 def restore(
     file: Annotated[Path, typer.Argument(help="File that `paceline db backup` wrote.")],
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace a database that has rows.")
+        bool, typer.Option("--replace", help="Overwrite the database even if it has tables.")
     ] = False,
     database: Database = None,
     data: Data = DATA,
 ) -> None:
-    """Restore the database from a copy: stop all servers first. Postgres uses pg_restore."""
+    """Restore the database from a copy, for Postgres with pg_restore. Stop all servers first."""
     with _opened(database, data, new=True) as store:
         administration.restore(store, file, replace=replace)
         typer.echo(f"{store.name} was restored from {file}")

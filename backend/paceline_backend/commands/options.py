@@ -9,7 +9,10 @@ import typer
 
 Database = Annotated[
     str | None,
-    typer.Option(envvar="PACELINE_DATABASE", help="SQLAlchemy URL; default: SQLite in --data."),
+    typer.Option(
+        envvar="PACELINE_DATABASE",
+        help="SQLAlchemy URL of the database; default: an SQLite file in --data.",
+    ),
 ]
 Data = Annotated[
     Path, typer.Option(envvar="PACELINE_DATA", help="Directory of the embedded database and bus.")

@@ -1,8 +1,9 @@
 """Command `paceline server`: options, the `Settings` built from them, and the start of the parts.
 
-One process runs all parts, or only the web process or a worker. Each function that starts a part
-imports what only this part needs, so that the command starts quickly. If the configuration has no
-token for admins, the server creates one, and keeps it in files while it runs.
+The command starts all parts, or only the web process or a worker. Each function that starts a part
+imports the modules that only this part needs, so that the command starts quickly. If the
+configuration has no token for admins, the server creates one, and writes it to files from which
+commands of the same user read it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _ENVIRONMENT = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoints:
-    """Address of the server, and the database and bus behind it."""
+    """Address of the server, and its database and bus."""
 
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[
@@ -53,7 +54,8 @@ class Endpoints:
         str | None,
         typer.Option(
             envvar="PACELINE_BUS",
-            help="redis:// URL that agents can reach, too; default: an embedded bus on loopback.",
+            help="redis:// URL of the bus, which agents must be able to reach; default: an "
+            "embedded bus on loopback.",
         ),
     ] = None
     data: Data = DATA
@@ -67,8 +69,8 @@ class ServerTokens:
         str | None,
         typer.Option(
             envvar="PACELINE_TOKEN",
-            help="Token for admins; required beyond loopback. Other users can see an argument: "
-            "prefer the variable or --token-file.",
+            help="Token for admins, required if --host is not a loopback address. Other users of "
+            "this machine can see an argument: prefer the variable or --token-file.",
         ),
     ] = None
     token_file: Annotated[
@@ -102,8 +104,8 @@ class NetworkOptions:
         typer.Option(
             "--trust-network",
             envvar="PACELINE_TRUST_NETWORK",
-            help="Let the embedded bus listen at --host: unencrypted, and anyone who can read "
-            "the traffic can start programs.",
+            help="Let the embedded bus listen at --host. Its traffic is not encrypted, and anyone "
+            "who can read the traffic can start programs on the nodes.",
         ),
     ] = False
     share_bus_password: Annotated[
@@ -111,9 +113,8 @@ class NetworkOptions:
         typer.Option(
             "--share-bus-password",
             envvar=users.SHARE,
-            help="If the server cannot create users on the bus: give nodes and runs the "
-            "server's own URL of the bus, with which they can read and write everything "
-            "there.",
+            help="If the server cannot create users on the bus, give nodes and runs the server's "
+            "own URL of the bus, with which they can read and write all data on the bus.",
         ),
     ] = False
     tls_cert: Annotated[
@@ -125,7 +126,8 @@ class NetworkOptions:
     tls_key: Annotated[
         Path | None,
         typer.Option(
-            envvar="PACELINE_TLS_KEY", help="PEM file with the private key; default: in --tls-cert."
+            envvar="PACELINE_TLS_KEY",
+            help="PEM file with the private key; default: the file of --tls-cert.",
         ),
     ] = None
     trusted_proxy: Annotated[
@@ -133,8 +135,8 @@ class NetworkOptions:
         typer.Option(
             envvar="PACELINE_TRUSTED_PROXY",
             metavar="10.0.0.5,…",
-            help="Addresses or networks of HTTP proxies whose X-Forwarded-For and -Proto are "
-            "trusted.",
+            help="Addresses or networks of HTTP proxies whose headers X-Forwarded-For and "
+            "X-Forwarded-Proto are trusted.",
         ),
     ] = None
     trust_proxy_header: Annotated[
@@ -142,7 +144,8 @@ class NetworkOptions:
         typer.Option(
             envvar="PACELINE_TRUST_PROXY_HEADER",
             metavar="X-Forwarded-User",
-            help="Header in which these proxies name the user; ignored from other clients.",
+            help="Header in which the proxies of --trusted-proxy name the user; ignored from "
+            "other clients.",
         ),
     ] = None
     proxy_role: Annotated[
@@ -150,7 +153,8 @@ class NetworkOptions:
         typer.Option(
             envvar="PACELINE_PROXY_ROLE",
             metavar="USER=ROLE,…",
-            help="Role (viewer, operator or admin) of users that proxies name; others are viewers.",
+            help="Roles (viewer, operator or admin) of users that the proxies of --trusted-proxy "
+            "name; default: viewer.",
         ),
     ] = None
     max_streams: Annotated[
@@ -158,7 +162,7 @@ class NetworkOptions:
         typer.Option(
             envvar="PACELINE_MAX_STREAMS",
             min=1,
-            help="Maximum number of event streams of a client.",
+            help="Maximum number of event streams that a client may have open.",
         ),
     ] = MAX_STREAMS
     path_prefix: Annotated[
@@ -180,7 +184,7 @@ class RunOptions:
         typer.Option(
             envvar="PACELINE_WEBHOOK_TO",
             metavar="https://HOST,…",
-            help="Origins that alerts may be sent to by webhook; default: none.",
+            help="Origins of the URLs to which webhooks may send alerts; default: none.",
         ),
     ] = None
     hour_price: Annotated[
@@ -188,7 +192,7 @@ class RunOptions:
         typer.Option(
             envvar="PACELINE_HOUR_PRICE",
             metavar="'2.50 EUR'",
-            help="Price of a worker-hour; with it, costs are also shown in money.",
+            help="Price of one hour of one rank; default: costs are not shown.",
         ),
     ] = None
     keep_days: Annotated[
@@ -196,13 +200,15 @@ class RunOptions:
         typer.Option(
             envvar="PACELINE_KEEP_DAYS",
             min=0,
-            help="Delete runs that ended more than this many days ago.",
+            help="Delete runs that ended more than this many days ago; default: never.",
         ),
     ] = None
     keep_runs: Annotated[
         int | None,
         typer.Option(
-            envvar="PACELINE_KEEP_RUNS", min=0, help="Of ended runs, keep this many of the newest."
+            envvar="PACELINE_KEEP_RUNS",
+            min=0,
+            help="Number of ended runs to keep, the newest ones; default: all.",
         ),
     ] = None
     keep_bytes: Annotated[
@@ -211,7 +217,7 @@ class RunOptions:
             envvar="PACELINE_KEEP_BYTES",
             min=0,
             help="Delete the oldest ended runs until the database's rows take at most this "
-            "many bytes.",
+            "many bytes; default: never.",
         ),
     ] = None
 
@@ -222,13 +228,13 @@ class ServerPart:
 
     only: Annotated[
         Literal["web", "worker"] | None,
-        typer.Option(help="Run only this part; needs --bus and --database."),
+        typer.Option(help="Run only this part of the server; requires --bus and --database."),
     ] = None
     name: Annotated[
         str | None,
         typer.Option(
-            help="Name of this worker: unique, and preferably the same after a restart. "
-            "Default: host and port, or with --only worker host and process."
+            help="Name of the worker process, which must be unique, and preferably stays the same "
+            "after a restart; default: host and port, or with --only worker, host and process ID."
         ),
     ] = None
 
@@ -292,7 +298,7 @@ def _start(settings: Settings, data: Path, part: ServerPart) -> int:
 
 
 def start_everything(settings: Settings, data: Path, name: str | None) -> int:
-    """Start all parts. Embed a database or bus that is not given. Return the exit code."""
+    """Start all parts, with an embedded database or bus if none is given. Return the exit code."""
     with uncollected():
         from paceline_backend.server.supervisor import DataDirectory, ServerSupervisor, listen
         from paceline_backend.store import Store, tokens
@@ -381,14 +387,15 @@ def _write_token(path: Path, token: str) -> None:
 
 @contextlib.contextmanager
 def token_kept(server: str, token: str, data: Path | None) -> Iterator[None]:
-    """Let clients of this user find the token while the server runs.
+    """Write the token to files, so that this user's commands find it while the server runs.
 
-    `data` is a directory that gets the file `token`, which stays there. If neither this file nor
-    the user's own token file can be written, an error is raised, because no client could ever log
-    in.
+    One file is the user's own token file, from which the token is removed when the block ends. The
+    other file is `token` in the directory `data`, which stays there; None: no such file. If `data`
+    is given, a failure to write the user's file is only logged.
 
     Raises:
-        PacelineError: the file in `data`, or both files, cannot be written.
+        PacelineError: the file in `data` cannot be written; or there is none, and the user's file
+            cannot be written.
     """
     from paceline.node import tokens
 
@@ -400,5 +407,9 @@ def token_kept(server: str, token: str, data: Path | None) -> Iterator[None]:
         except OSError as error:
             if data is None:
                 raise PacelineError(f"the server's token cannot be written: {error}") from error
-            log.warning("clients need --token-file %s: %s", data / "token", error)
+            log.warning(
+                "clients need --token-file %s, because the user's token file cannot be written: %s",
+                data / "token",
+                error,
+            )
         yield

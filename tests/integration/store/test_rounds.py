@@ -335,7 +335,7 @@ def test_the_report_has_a_line_for_each(store: Store, capsys: pytest.CaptureFixt
     print_report(figures)
     printed = " ".join(capsys.readouterr().out.split())
     assert rna in printed
-    assert "5 of the samples used were not applied" in printed
+    assert "the gradients of 5 samples were not applied" in printed
 
 
 # REST.

@@ -14,9 +14,13 @@ from paceline_backend.api.auth.proxies import ProxyIdentity
 
 # Declared only for the OpenAPI document, because the guard checks credentials before a route runs.
 CREDENTIALS = [
-    Security(HTTPBearer(auto_error=False, description="token from `paceline token create`")),
     Security(
-        APIKeyCookie(name=COOKIE, auto_error=False, description="set by /login, for browsers")
+        HTTPBearer(auto_error=False, description="token that `paceline token create` has created")
+    ),
+    Security(
+        APIKeyCookie(
+            name=COOKIE, auto_error=False, description="cookie that /login sets in a browser"
+        )
     ),
 ]
 

@@ -1,6 +1,7 @@
 """Check of tokens, cookies and login links against the configuration and the database.
 
-Every public method except `touch` raises `StoreError` if it needs the database and cannot use it.
+Every public method except `touch` raises `StoreError` if it needs the database and the database is
+unavailable.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _NOTED_S = 60.0  # seconds
 class CredentialCheck:
     """Check of the credentials that clients send.
 
-    `configured` is the admin's token from the server's configuration; `further` has the
-    configuration's tokens for other roles.
+    `configured` is the token for admins from the server's configuration, and `further` has the
+    tokens from the configuration for other roles. None: the configuration has no such token.
     """
 
     def __init__(
@@ -54,11 +55,12 @@ class CredentialCheck:
         self._touching = False
 
     def of_token(self, text: bytes, *, throttled: bool = False) -> Holder | None:
-        """Return the holder of a token, who may be `refused`, or None if the token is unknown.
+        """Return the holder of a token; None: the token is unknown.
 
-        `throttled` means that the client's address has sent too many wrong tokens. Tokens that are
-        short enough to be guessed are then refused without a comparison. Longer tokens are still
-        compared, because the client may share its address with an attacker.
+        If the token has expired or was revoked, the holder's `refused` states that. `throttled`
+        means that the client's address has sent too many wrong tokens. The text is then not
+        compared with configured tokens that are short enough to be guessed. It is still compared
+        with longer tokens, because the client may share its address with an attacker.
         """
         for configured, holder in self._configured.items():
             guessable = len(configured) < _UNGUESSABLE
@@ -72,7 +74,7 @@ class CredentialCheck:
             return tokens.checked(connection, words)
 
     def of_cookie(self, value: str) -> Holder | None:
-        """Return the holder of a login cookie, or None if it is invalid, too old, or revoked."""
+        """Return the holder of a login cookie; None: the cookie is invalid, too old or revoked."""
         try:
             identity = self._serializer.loads(value, max_age=int(tokens.BROWSER_S))
         except BadData:
@@ -91,7 +93,7 @@ class CredentialCheck:
             return tokens.is_valid(connection, identity, self._by_id)
 
     def enter_by_link(self, code: str, address: str) -> str | None:
-        """Use up a login link; return a browser's cookie, or None if the link is not valid."""
+        """Consume a login link; return a cookie for the browser, or None if the link is invalid."""
         if tokens.parsed(code) is None:
             return None
         with self._store.write() as connection:

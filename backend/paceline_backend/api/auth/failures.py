@@ -18,16 +18,19 @@ from paceline_backend.store import Store, StoreError, audit
 from paceline_backend.store.audit import UNKNOWN, Requester
 from paceline_backend.store.tokens import Holder
 
+# Maximum number of wrong logins per network in `WRONG_S`.
 MOST_WRONG = 10
 WRONG_S = 60.0  # seconds
-# Maximum number of remembered networks, about 4 MB.
+# Maximum number of remembered networks, which take about 4 MB of memory.
 _MOST_ADDRESSES = 4096
 
 log = logging.getLogger(__name__)
 
+# Maximum number of failed logins that are written to the audit log.
 MOST_AUDITED = 60  # per minute
 _MINUTE_S = 60.0
-# A client that repeats a wrong token is recorded again only if it has not sent it for this time.
+# A client that repeats a wrong token is recorded again only after it has not sent the token for
+# this time.
 _REPEATED_AFTER_S = 600.0  # seconds
 # Maximum number of remembered clients.
 _MOST_REPEATING = 4096
@@ -66,9 +69,9 @@ class LoginThrottle:
 
 
 def network_of(address: str) -> str:
-    """Return the network of an address: IPv4 the address itself, IPv6 its /64 network.
+    """Return the /64 network of an IPv6 address; return any other address itself.
 
-    A client can choose freely among the 2⁶⁴ addresses of its IPv6 network.
+    An IPv6 client can choose freely among the 2⁶⁴ addresses of its network.
     """
     try:
         parsed = ipaddress.ip_address(address)
@@ -126,7 +129,11 @@ class FailedLogins:
             self.record(address, holder, "request", reason)
 
     def _admitted(self) -> int | None:
-        """Return the number of rows left out since the last one, or None to omit this one, too."""
+        """Count a row that is about to be written to the audit log.
+
+        Return the number of rows that were left out since the last written row; None: too many rows
+        were written in the last minute, so this row must be left out, too.
+        """
         with self._lock:
             now = self._clock()
             if len(self._written) == MOST_AUDITED and now - self._written[0] < _MINUTE_S:

@@ -31,13 +31,13 @@ class Authentication:
     """ASGI middleware in front of all routes and WebSockets.
 
     A request needs a token, the cookie that `/login` sets, or a trusted proxy that names its user.
-    Not even users of this machine are trusted without one of these. A browser sends the cookie also
-    with requests that a page of another site makes. The guard recognises such requests by their
-    `Origin` header and refuses those that change something.
+    Requests from the server's own machine are no exception. A browser also sends the cookie with
+    requests that a page of another site makes. The guard recognises such requests by their `Origin`
+    header, and refuses those that change something.
 
     `rules` returns the rule of a request's route. `throttle` limits wrong logins, and `bearers`
-    limits wrong tokens in requests. They are separate, so that a client with an outdated token does
-    not block logins from its address.
+    limits wrong tokens in requests. The two limits are separate, so that a client with an outdated
+    token does not block logins from its address.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Authentication:
         try:
             answer = await self._answer(scope, receive)
         except StoreError as error:
-            # The response must not show the error to a client that is not authenticated.
+            # Do not put the error into the response, because the client is not authenticated.
             log.warning("cannot authenticate the request: %s", error)
             answer = problem_response(_AWAY, "the database does not answer: try again later")
         if isinstance(answer, Response):
@@ -73,9 +73,10 @@ class Authentication:
             await run_in_threadpool(self.credentials.touch, answer)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response | Holder | None:
-        """Return the response to a request that is not passed on, or the holder of the request.
+        """Return the caller of a request that is passed on; None: its route is public.
 
-        Return None if the route is public. The responses are refusals, and those of `Login`.
+        If the request is not passed on, return the response to it: a refusal, or a response of
+        `Login`.
         """
         if scope["type"] == "http":
             if scope["path"] == login.PATH:
@@ -112,7 +113,7 @@ class Authentication:
         holder = holder or proxies.user_of(scope)
         if holder is None:
             return _unknown(scope, headers)
-        # A browser sends the cookie also for pages that other ports of this host serve.
+        # A browser also sends the cookie with requests of pages from other ports of this host.
         return _from_elsewhere(scope, headers) or holder
 
     async def _bearer(self, scope: Scope, token: bytes) -> Holder | Response:
@@ -161,7 +162,7 @@ def _unauthorised(message: str) -> Response:
 
 
 def _from_elsewhere(scope: Scope, headers: Headers) -> Response | None:
-    """Refuse a changing request that a page of another origin made the browser send."""
+    """Return a refusal if a page of another origin has sent a request that changes something."""
     host, origin = headers.get("host", ""), headers.get("origin")
     changes = scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS
     if changes and origin is not None and origin.partition("://")[2] != host:

@@ -85,7 +85,7 @@ class Login:
                 await self._failed(address, holder, "login page", f"the token is {problem}")
             return _page(request, target, f"The token {holder.name} is {problem}.", status)
         if not wait_s:
-            # The token was right, even if the database fails in the next line.
+            # Undo the count first: the token was right, even if the database fails now.
             self.throttle.right(address)
         cookie = await run_in_threadpool(self.credentials.enter, holder, address)
         return _entered(request, cookie, target)
@@ -105,11 +105,11 @@ class Login:
         return _entered(request, cookie, target)
 
     def _counted(self, address: str) -> int:
-        """Count the attempt as failed up front: concurrent attempts cannot bypass the limit.
+        """Count the attempt as failed in advance: concurrent attempts cannot bypass the limit.
 
-        Return the seconds that the address must wait; 0: the attempt is counted. Callers ignore
-        the wait for a token that is too long to be guessed, because its owner may share the address
-        with an attacker.
+        Return the seconds for which the address must wait, without counting; 0: the attempt was
+        counted. If the token is right and too long to be guessed, callers ignore the wait, because
+        the token's owner may share the address with an attacker.
         """
         wait_s = self.throttle.wait_s(address)
         if not wait_s:
@@ -158,6 +158,6 @@ def _page(
 
 
 def _local(target: str) -> str:
-    """Return the target if it is a path of this server, else `/`: never send users elsewhere."""
+    """Return the target if it is a path of this server, else `/`: never redirect to other sites."""
     safe = target.startswith("/") and not target.startswith(("//", "/\\"))
     return target if safe and "\n" not in target and "\r" not in target else "/"

@@ -18,9 +18,9 @@ _DEFAULT = "viewer"
 class ProxyIdentity:
     """ASGI middleware that accepts the user and the client address from trusted proxies.
 
-    Uvicorn can set the client address itself, but then trusts every user of this machine. So this
-    is turned off in Uvicorn, and this middleware sets the address for requests from trusted
-    proxies.
+    Uvicorn can set the client address, too, but would trust every user of this machine. Therefore,
+    this feature of Uvicorn is turned off, and the middleware sets the address for requests from
+    trusted proxies only.
     """
 
     def __init__(self, app: ASGIApp, proxies: Proxies) -> None:
@@ -30,14 +30,14 @@ class ProxyIdentity:
         self._addressed = ProxyHeadersMiddleware(app, list(proxies.trusted))  # type: ignore[arg-type]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Store the user in the request's state, and pass the request on."""
+        """Store the user in the state of the request, and pass the request on."""
         peer = scope["client"][0] if scope.get("client") else ""
         if scope["type"] == "lifespan" or not self.proxies.trusts(peer):
             await self.app(scope, receive, send)
             return
         header = self.proxies.header
         names = Headers(scope=scope).getlist(header) if header is not None else []
-        # If there are several headers, the client has sent one as well, so none is trusted.
+        # If the header is repeated, the client has sent it, too, so no value is trusted.
         if len(names) == 1 and names[0] and names[0] not in RESERVED:
             role = self.proxies.roles.get(names[0], _DEFAULT)
             # The settings have validated the role, so its type is correct.
@@ -47,6 +47,6 @@ class ProxyIdentity:
 
 
 def user_of(scope: Scope) -> Holder | None:
-    """Return the user whom a trusted proxy has named, or None if no trusted proxy named one."""
+    """Return the user whom a trusted proxy has named; None: no trusted proxy has named a user."""
     holder = scope.get("state", {}).get(_USER)
     return holder if isinstance(holder, Holder) else None
