@@ -85,7 +85,7 @@ def follow(
     until: Callable[[Mapping[str, Any]], bool],
     screen: Screen,
 ) -> dict[str, Any]:
-    """Poll a run until a condition holds or it has ended. Raise PacelineError if it fails."""
+    """Poll a run until a condition holds or it has ended. Raise PacelineError if the run fails."""
     from paceline.wire import ENDED, State
 
     while True:

@@ -55,7 +55,7 @@ class EnginePlace:
     host: Annotated[
         str,
         typer.Option(
-            help="The engine's name of this machine, such as Slurm's $SLURMD_NODENAME. With it, "
+            help="The name that the engine uses for this machine, such as Slurm's $SLURMD_NODENAME. With it, "
             "a cordon of this node can also exclude the machine in the engine."
         ),
     ] = ""

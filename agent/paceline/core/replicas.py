@@ -69,7 +69,7 @@ class Partners:
 
 
 def staleness(steps: int, others: int) -> list[int]:
-    """Return the number of replicas of each age, from 0 to `AGES` - 1, in a mean of two replicas.
+    """Count the two replicas of a mean by age, from 0 to `AGES` - 1.
 
     The newer replica has age 0. The age of the older replica is the difference between their
     numbers of steps; higher ages count as `AGES` - 1. `steps` is the number of steps of the rank

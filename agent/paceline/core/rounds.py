@@ -206,7 +206,7 @@ class RoundProgress:
         return self._needed > 1
 
     def begin(self) -> None:
-        """Record that a rank has called the round: members contribute now."""
+        """Record that a rank has started the round, to which members now contribute."""
         self.reducing = True
 
     def end(self, clocks: list[int], finished: Collection[int]) -> bool:

@@ -42,7 +42,10 @@ class Feature:
         """Run before a batch is loaded, and before the DataLoader starts its processes."""
 
     def loaded(self, batch: Any, data_s: float) -> Any:
-        """Return the batch that was loaded, for which the script waited `data_s` seconds."""
+        """Run after a batch was loaded; return the batch that the script gets.
+
+        `data_s` is the time in seconds that the script waited for the batch.
+        """
         return batch
 
     def begin_step(self, step: LocalStep) -> None:

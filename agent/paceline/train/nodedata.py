@@ -111,7 +111,7 @@ class NodeData(Feature):
         return batch.batch
 
     def left_epoch(self, epoch: int) -> None:
-        """Send a record of the epoch's reads and moves to the control plane."""
+        """Report the samples that this node read, and those that moved between nodes, in the epoch."""
         prefetcher, misses = self._prefetcher, self._misses
         moved = prefetcher.moved(epoch) if prefetcher is not None else None
         record = DataEpoch(

@@ -81,7 +81,7 @@ class Lanes:
         return one_of(groups, self.members, backend="gloo", timeout=TIMEOUT)
 
     def close(self) -> None:
-        """Destroy the lane's process group if its backend is gloo.
+        """Destroy the process group of this rank's lane if its backend is gloo.
 
         With other backends, this could wait for ranks that have failed.
         """

@@ -131,6 +131,7 @@ class WakeWorkers:
         try:
             await self.app(scope, receive, send)
         finally:
-            # Wake them even after a failure: the request may have committed something before it.
+            # Wake open event streams even after a failure: the request may have committed a change
+            # before it failed.
             if scope["type"] == "http" and scope["method"] not in SAFE_METHODS:
                 await run_in_threadpool(streams.wake, self.bus)

@@ -190,7 +190,8 @@ async def _in_time(store: Store, run: str, body: PolicySwitch) -> list[str] | No
 def _forgotten(trial: asyncio.Task[list[str]]) -> None:
     if not trial.cancelled() and (error := trial.exception()) is not None:
         logger.info(
-            "cannot compute warnings about a policy, after the response was sent: %s", error
+            "warnings about a policy could not be computed, and the response was already sent: %s",
+            error,
         )
 
 

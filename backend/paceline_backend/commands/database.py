@@ -75,7 +75,7 @@ def prune(
     ] = None,
     keep_runs: Annotated[
         int | None,
-        typer.Option(min=0, help="Number of ended runs to keep, the newest ones."),
+        typer.Option(min=0, help="Keep this many of the newest ended runs."),
     ] = None,
     keep_bytes: Annotated[
         int | None,

@@ -101,7 +101,9 @@ class Figures:
             return [self._figures(connection, row, judged.get(row["id"])) for row in rows]
 
     def _refresh(self, connection: Connection, names: Sequence[str]) -> None:
-        """Compute missing and expired coverages, at most `_COVERAGES` of them, the oldest first."""
+        """Compute the coverage (the fraction of samples that epochs used) where it is out of date.
+
+        At most `_COVERAGES` runs are computed: first those without a value, then the oldest values."""
         known = self._coverage = {run: read for run, read in self._coverage.items() if run in names}
         at = {run: known[run][0] if run in known else float("-inf") for run in names}
         due = (run for run in names if at[run] <= self._clock() - _COVERAGE_S)

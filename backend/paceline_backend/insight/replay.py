@@ -289,8 +289,8 @@ def replay_command(database_url: str, run_id: str, json_output: bool) -> int:
     else:
         uncovered = f"{report.earlier} plans of earlier attempts are not covered; "
         typer.echo(
-            f"run {report.run}, attempt {report.attempt}: {report.identical} of {report.segments} "
-            "plans of the controller are identical; "
+            f"run {report.run}, attempt {report.attempt}: planning again gave the same plan for "
+            f"{report.identical} of {report.segments} segments of the controller; "
             f"{uncovered if report.earlier else ''}{report.coasted} segments were planned without "
             "the controller"
         )

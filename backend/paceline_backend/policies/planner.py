@@ -234,7 +234,7 @@ def shares_of(
     if models.known:
         samples = max(int(feedback.samples.sum()), 1)
         size = float(models.cost.load(feedback.features).sum()) / samples
-        # Samples of mean size per second.
+        # Speed of each rank, in samples of mean size per second.
         speed = 1.0 / (models.a * (size or 1.0) + models.c)
         return list((speed / speed.sum()).tolist())
     return []

@@ -1,4 +1,4 @@
-"""Summary of a simulation: figures per policy, and the true fluid limit.
+"""Summary of a simulation: figures per policy, and the fluid limit from the true speeds of ranks.
 
 ``paceline simulate`` uses `run` for one simulation and `compare` for several policies. The figures
 leave out each policy's first `warmup` steps. `run`, `counted` and `compare` raise `ScenarioError`

@@ -1,4 +1,4 @@
-"""Create the tables of this version in a database, with Alembic, and refuse other tables.
+"""Create this version's tables with Alembic, and refuse a database whose tables differ.
 
 Until release 1.0 there is one revision, the baseline. Its id changes with the declared tables, so a
 database that another commit made is refused if its tables differ in any way.

@@ -121,7 +121,7 @@ def assert_ends_exact(harness: Harness, run: str) -> dict[str, Any]:
 
 
 def kill_server(cluster: TestedServer) -> None:
-    """Kill the control plane by SIGKILL, which ends its child processes, too."""
+    """Kill the control plane with SIGKILL; its child processes then end themselves."""
     assert cluster.server is not None
     assert cluster.server.stdout is not None
     cluster.server.kill()

@@ -164,7 +164,7 @@ def register(client: Client, launch: Launch, choice: Mapping[str, Any]) -> str:
     # Fields of a launch that the REST API accepts.
     names = ("script", "args", "nproc", "env", "cwd", "max_restarts")
     body = {name: getattr(launch, name) for name in names}
-    # This variable is not sent: the server derives it from the policy, also for later restarts.
+    # Do not send this variable: at each start of the run, the server derives it from the policy.
     body["env"] = {n: v for n, v in launch.env.items() if n != observation.VARIABLE}
     return str(client.call("POST", "/runs", {**body, **choice})["id"])
 

@@ -94,7 +94,7 @@ class RunView:
 
 
 def _exit_code(run: Mapping[str, Any]) -> int:
-    """Return a run's exit code: 0 if it has finished, or was stopped with ranks that returned 0."""
+    """Return a run's exit code: 0 if it has finished, or was stopped and all ranks returned 0."""
     if run["state"] == State.FINISHED or (run["state"], run["exit_code"]) == (State.STOPPED, 0):
         return 0
     return int(run["exit_code"] or 1)

@@ -1,1 +1,1 @@
-"""Limits on the contents of a step: sizes, a token budget, and packed sequences."""
+"""Limits on the contents of a step: numbers of samples, token budgets, and packed sequences."""

@@ -107,8 +107,8 @@ class Login:
     def _counted(self, address: str) -> int:
         """Count the attempt as failed in advance: concurrent attempts cannot bypass the limit.
 
-        Return the seconds for which the address must wait, without counting; 0: the attempt was
-        counted. If the token is right and too long to be guessed, callers ignore the wait, because
+        If the address must wait, return the seconds, and do not count the attempt. Otherwise count
+        it and return 0. If the token is right and too long to be guessed, callers ignore the wait, because
         the token's owner may share the address with an attacker.
         """
         wait_s = self.throttle.wait_s(address)

@@ -258,7 +258,7 @@ def _common(
     its effective load, its number of samples, and 1.
     """
     count = np.diff(first, append=len(level))
-    # Index of each rank's peak.
+    # For each level, the number of the peak to which it belongs.
     peak = np.repeat(np.arange(len(first)), count)
     limit = (1 + np.sqrt(2 * np.log(count)))[peak] * error
     near = np.abs(level - level[first + count // 2][peak]) <= limit

@@ -107,7 +107,7 @@ def fit_ranks(
 def _fit_rows(
     rows: Floats, share: float, noise: float, now: Floats, before: Floats, trial: Floats
 ) -> tuple[float, int, float]:
-    """Fit the F rows of one rank, [F, 3]; return the score of the forecasts of the rows.
+    """Fit the F rows of one rank, [F, 3]; return a score of how well each row was forecast.
 
     A row is (u, v, time_s): u is the step's effective load ÷ the rank's mean load, and v its number
     of samples ÷ the mean number. The score is the loss (a sum of squared residuals), the number of

@@ -195,8 +195,8 @@ def fill(step: Filling, draws: list[float]) -> None:
 def level_out(step: Filling) -> None:
     """Let each worker exchange one sample of its batch for another sample that it holds.
 
-    Each worker makes the exchange that brings its time nearest to a common time. At the common
-    time, all workers would end if the batch's load could be divided exactly.
+    Each worker makes the exchange that brings its time nearest to a common time: the time at
+    which all workers would end if the batch's load could be divided exactly.
     """
     active = [rank for rank, batch in enumerate(step.batches) if batch]
     speed = [1.0 / step.a[rank] for rank in active]

@@ -156,7 +156,7 @@ def of_node(connection: sa.Connection, node: str) -> list[dict[str, Any]]:
 
 
 def check(connection: sa.Connection, node: str) -> tuple[str | None, str | None]:
-    """Return a node's engine, and the engine's name of the node's machine; None if unknown.
+    """Return a node's engine, and the name that the engine uses for its machine; None: unknown.
 
     A node whose agent has a session but has not sent a heartbeat yet counts as unknown.
     """
