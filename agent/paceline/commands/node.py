@@ -55,8 +55,8 @@ class EnginePlace:
     host: Annotated[
         str,
         typer.Option(
-            help="The name that the engine uses for this machine, such as Slurm's $SLURMD_NODENAME. With it, "
-            "a cordon of this node can also exclude the machine in the engine."
+            help="The name that the engine uses for this machine, such as Slurm's "
+            "$SLURMD_NODENAME. With it, a cordon of this node can also exclude the machine in the engine."
         ),
     ] = ""
 

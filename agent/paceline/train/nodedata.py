@@ -111,7 +111,7 @@ class NodeData(Feature):
         return batch.batch
 
     def left_epoch(self, epoch: int) -> None:
-        """Report the samples that this node read, and those that moved between nodes, in the epoch."""
+        """Report which samples of the epoch this node read, and which moved between nodes."""
         prefetcher, misses = self._prefetcher, self._misses
         moved = prefetcher.moved(epoch) if prefetcher is not None else None
         record = DataEpoch(

@@ -101,7 +101,7 @@ class Figures:
             return [self._figures(connection, row, judged.get(row["id"])) for row in rows]
 
     def _refresh(self, connection: Connection, names: Sequence[str]) -> None:
-        """Compute the coverage (the fraction of samples that epochs used) where it is out of date.
+        """Compute coverage (the fraction of samples that epochs used) where it is outdated.
 
         At most `_COVERAGES` runs are computed: first those without a value, then the oldest values."""
         known = self._coverage = {run: read for run, read in self._coverage.items() if run in names}

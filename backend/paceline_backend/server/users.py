@@ -161,7 +161,7 @@ def _make(
         if type(answer) in (redis.ResponseError, redis.exceptions.NoPermissionError):
             if info and f"+{_SET_INFO}" in str(answer):
                 return _make(client, users, off, info=False)
-            # Leave the command out of the error message, because the command has digests of passwords.
+            # Leave the command out of the message, because it has digests of passwords.
             return str(answer).rpartition("caused error: ")[2]
         if isinstance(answer, Exception):
             raise answer

@@ -108,8 +108,8 @@ class Login:
         """Count the attempt as failed in advance: concurrent attempts cannot bypass the limit.
 
         If the address must wait, return the seconds, and do not count the attempt. Otherwise count
-        it and return 0. If the token is right and too long to be guessed, callers ignore the wait, because
-        the token's owner may share the address with an attacker.
+        it and return 0. If the token is right and too long to be guessed, callers ignore the wait,
+        because the token's owner may share the address with an attacker.
         """
         wait_s = self.throttle.wait_s(address)
         if not wait_s:
