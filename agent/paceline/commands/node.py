@@ -56,7 +56,8 @@ class EnginePlace:
         str,
         typer.Option(
             help="The name that the engine uses for this machine, such as Slurm's "
-            "$SLURMD_NODENAME. With it, a cordon of this node can also exclude the machine in the engine."
+            "$SLURMD_NODENAME. With it, a cordon of this node can also exclude the machine in the "
+            "engine."
         ),
     ] = ""
 

@@ -103,7 +103,9 @@ class Figures:
     def _refresh(self, connection: Connection, names: Sequence[str]) -> None:
         """Compute coverage (the fraction of samples that epochs used) where it is outdated.
 
-        At most `_COVERAGES` runs are computed: first those without a value, then the oldest values."""
+        At most `_COVERAGES` runs are computed: first those without a value, then those
+        with the oldest values.
+        """
         known = self._coverage = {run: read for run, read in self._coverage.items() if run in names}
         at = {run: known[run][0] if run in known else float("-inf") for run in names}
         due = (run for run in names if at[run] <= self._clock() - _COVERAGE_S)
