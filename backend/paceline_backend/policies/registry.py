@@ -75,7 +75,7 @@ def make(
         UnknownPolicyError: no policy has this name.
         PolicyParameterError: a parameter is unknown, or its value is not legal.
         ValueError: the policy's synchronisation is not valid, or `world` ranks cannot train with
-            it: see `Synchronisation.problem`.
+            it: see `Synchronisation.defect`.
     """
     preset = get(name)
     values = convert(name, preset.parameters, parameters or {}, world)

@@ -101,9 +101,9 @@ def test_a_summary_has_each_name_once() -> None:
         ({"kind": "c\n"}, r"kind = 'c\n'"),
     ],
 )
-def test_a_problem_names_its_field(fields: dict[str, object], says: str) -> None:
-    assert T4.problem() is None
-    assert says in str(msgspec.structs.replace(T4, **fields).problem())
+def test_a_defect_names_its_field(fields: dict[str, object], says: str) -> None:
+    assert T4.defect() is None
+    assert says in str(msgspec.structs.replace(T4, **fields).defect())
 
 
 def test_emulated_devices() -> None:

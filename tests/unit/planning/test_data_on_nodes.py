@@ -111,7 +111,7 @@ def test_a_controller_that_takes_over_knows_from_the_segments_what_moves() -> No
         again.adopt(segment)
     while run.history.epoch == 0:
         again.adopt(run.advance())
-    assert np.array_equal(again.defect(2, 0, shuffle=False).placement, run.history._holder)
+    assert np.array_equal(again.problem(2, 0, shuffle=False).placement, run.history._holder)
     assert not again.must_shuffle(0), "the epoch begins with what was decided before it"
     assert again.must_shuffle(1), "another policy version places anew"
     first, second = (offer(h, run.window, run.made, 0)[0] for h in (run.history, again))

@@ -132,10 +132,10 @@ def test_plans_are_repeatable_values(name: str, data: st.DataObject) -> None:
     training = data.draw(clusters())
     policy = data.draw(policies_of(name))
     for _ in range(data.draw(st.integers(0, 3))):
-        if training.defect(1, shuffle=False).batch_sizes():
+        if training.problem(1, shuffle=False).batch_sizes():
             training.run(policies.make("bsp"))
     for shuffle in (True, False):
-        problem, feedback = training.defect(3, shuffle=shuffle), training.feedback()
+        problem, feedback = training.problem(3, shuffle=shuffle), training.feedback()
         arguments = [getattr(o, f.name) for o in (problem, feedback) for f in fields(o)]
         before = [a.copy() for a in arguments if isinstance(a, np.ndarray)]
         first, shuffled = plan(policy, problem, feedback, shuffle=shuffle)

@@ -47,7 +47,7 @@ def test_only_policies_that_speeds_decide_can_plan_a_stream() -> None:
     with pytest.raises(ValueError, match="chronica cannot plan a stream"):
         plan_stream(
             policies.make("chronica", {}),
-            History(STREAM).defect(4, 0, shuffle=True),
+            History(STREAM).problem(4, 0, shuffle=True),
             window(0).feedback(),
         )
     with pytest.raises(InvalidRequestError, match="rna cannot plan a stream"):
@@ -58,7 +58,7 @@ def test_only_policies_that_speeds_decide_can_plan_a_stream() -> None:
 @pytest.mark.parametrize(("policy", "balances"), [("bsp", False), ("paceline", True)])
 def test_a_plan_has_speeds_and_no_samples(policy: str, balances: bool) -> None:
     made = policies.make(policy, {})
-    problem = History(STREAM).defect(4, 0, shuffle=True)
+    problem = History(STREAM).problem(4, 0, shuffle=True)
     unknown = plan_stream(made, problem, window(0).feedback())
     assert (unknown.paces, unknown.shares) == (None, [])
     plan = plan_stream(made, problem, window(20).feedback())

@@ -119,7 +119,7 @@ def test_the_rest_of_an_epoch_is_planned_alike_after_a_takeover() -> None:
     assert not made.epoch_end
     used = np.concatenate([np.array(step) for step in due(1)[:-2]])
     late = begun(epoch=1, step=5, used=np.sort(used).astype("<u4").tobytes())
-    last = History(late).defect(9, 0, shuffle=True)
+    last = History(late).problem(9, 0, shuffle=True)
     assert last.batch_sizes() == [len(step) for step in due(1)[-2:]]
     assert last.reaches_epoch_end
 
@@ -134,7 +134,7 @@ def test_policies_that_change_the_training_are_refused_by_name(name: str) -> Non
         return
     assert said is not None
     assert said.startswith(name)
-    problem = History(begun()).defect(2, 0, shuffle=True)
+    problem = History(begun()).problem(2, 0, shuffle=True)
     with pytest.raises(ValueError, match="cannot keep a token budget"):
         plan(policy, problem, Feedback.empty(), shuffle=True)
 

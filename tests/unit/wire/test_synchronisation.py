@@ -127,13 +127,13 @@ def test_parameters_that_a_synchroniser_needs_are_named(missing: str) -> None:
 def test_what_python_code_made_is_checked_too(rules: dict[str, Any], says: str) -> None:
     made = Partial(PartialRules(**(RNA | rules)))
     with pytest.raises(ValueError, match=says):
-        raise ValueError(made.problem())
+        raise ValueError(made.defect())
 
 
 @pytest.mark.parametrize("groups", [[[0]], [[0], [0, 1]], [[0, 1, 2]], [[0], [2]]])
 def test_groups_must_be_those_of_the_ranks(groups: list[list[int]]) -> None:
     made = Hierarchical(HierarchicalRules(**RNA, groups=groups, every=None))
-    assert made.problem() is None
+    assert made.defect() is None
     assert f"parameters.groups: {groups} do not match 2 ranks" in str(made.defect(2))
 
 

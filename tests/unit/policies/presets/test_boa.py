@@ -41,7 +41,7 @@ def test_batch_sizes_that_do_not_vary_leave_no_start() -> None:
 
 def test_a_profiling_phase_counts_before_the_first_step() -> None:
     profiles = [[(n, c * n + 0.1) for n in (2, 4, 8, 16)] for c in (0.01, 0.03)]
-    problem = replace(cluster(2, 40).defect(1, shuffle=False), profiles=profiles)
+    problem = replace(cluster(2, 40).problem(1, shuffle=False), profiles=profiles)
     made = MinMaxAllocator().allocate(problem, Models.unknown(2), Feedback.empty())
     assert profiled(profiles).c == pytest.approx([0.01, 0.03], rel=0.01)
     assert made.counts.tolist() == [30, 10]

@@ -36,7 +36,7 @@ def test_limits_are_kept_as_in_coasting() -> None:
     """A controller's plan and what the leader does without one are the same training."""
     limits = np.array([2, 16, 5, 16])
     training = Cluster(plaid_like(104), np.ones(WORLD), np.zeros(WORLD), BATCH, seed=7)
-    problem = replace(training.defect(9, shuffle=True), limits=limits)
+    problem = replace(training.problem(9, shuffle=True), limits=limits)
     made, _ = policies.plan(policies.make("bsp"), problem, training.feedback(), shuffle=True)
     assert made.assignment.counts.tolist() == [[2, 5, 5, 4]] * 6 + [[2, 2, 2, 2]]
     ledger = Ledger(0, epoch_order(104, 7, 0), BatchRules(BATCH, limits=limits))

@@ -28,7 +28,7 @@ class Loop:
         self.counts = self({})
 
     def __call__(self, feedback: Feedback | dict[str, Any]) -> list[int]:
-        problem = self.training.defect(1, shuffle=False)
+        problem = self.training.problem(1, shuffle=False)
         object.__setattr__(problem, "memory", self.memory)
         rows = feedback if isinstance(feedback, Feedback) else Feedback.empty()
         made = self.allocator.allocate(problem, self.models, rows)

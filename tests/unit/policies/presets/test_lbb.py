@@ -40,7 +40,7 @@ class Loop:
         self.counts = self.call(Feedback.empty())
 
     def call(self, feedback: Feedback) -> list[int]:
-        problem = self.training.defect(1, shuffle=False)
+        problem = self.training.problem(1, shuffle=False)
         problem = replace(problem, memory=self.memory, **self.fields)
         made = self.allocator.allocate(problem, self.models, feedback)
         self.memory, self.counts = dict(made.memory), made.counts.tolist()

@@ -92,7 +92,7 @@ def test_planning_again_with_more_feedback_changes_nothing_in_between() -> None:
     memory = memory_of(training, policy)
     assert memory["next"] == 4  # two segments were known when the third was planned
     assert sum(memory["samples"]) == 4 * 8
-    problem = training.defect(2, shuffle=False, policy=policy)
+    problem = training.problem(2, shuffle=False, policy=policy)
     models = policy.predictor.fit(training.feedback(), 2)
     late = allocator.allocate(problem, models, training.feedback()).memory
     assert sum(late["samples"]) == 6 * 8

@@ -28,7 +28,7 @@ from support.simulated import simulate
     ],
 )
 def test_counts_are_in_proportion(capacity: tuple[float, ...], counts: list[int]) -> None:
-    problem = Cluster(np.ones(390), np.ones(3), np.zeros(3), 39).defect(1, shuffle=False)
+    problem = Cluster(np.ones(390), np.ones(3), np.zeros(3), 39).problem(1, shuffle=False)
     assert counts_of(capacity, problem).tolist() == counts
 
 

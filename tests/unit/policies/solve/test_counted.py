@@ -27,7 +27,7 @@ PRESETS = ["boa", "sata", "lbb", "static-batching", "dynamic-batching"]
 
 def problem(world: int, batch: int, **fields: Any) -> Problem:
     training = Cluster(np.ones(10 * batch), np.ones(world), np.zeros(world), batch)
-    return replace(training.defect(1, shuffle=False), **fields)
+    return replace(training.problem(1, shuffle=False), **fields)
 
 
 @given(data=st.data())
@@ -88,7 +88,7 @@ def test_bounds_give_way_where_no_counts_are_left() -> None:
 def test_equal_counts_are_plain_ddp(world: int) -> None:
     """Sample by sample, in an epoch's last, smaller batch too."""
     training = Cluster(plaid_like(107), np.ones(world), np.zeros(world), 20)
-    steps = training.defect(9, shuffle=True)
+    steps = training.problem(9, shuffle=True)
     parts = [
         plan(policies.make(name), steps, Feedback.empty(), shuffle=True)[0].assignment.parts
         for name in ("bsp", "static-batching", "sata")
@@ -173,7 +173,7 @@ def test_memory_survives_its_way_and_memory_limits_hold(name: str) -> None:
         shuffle = training.placement is None
         made, shuffled = plan(
             policy,
-            replace(training.defect(2, shuffle=shuffle), limits=limits, memory=memory),
+            replace(training.problem(2, shuffle=shuffle), limits=limits, memory=memory),
             training.feedback(),
             shuffle=shuffle,
         )
