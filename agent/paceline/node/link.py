@@ -46,7 +46,7 @@ class Link:
         return urlsplit(self.url).netloc.rpartition("@")[2] or self.url
 
     def attempt(self, call: Callable[[redis.Redis], T]) -> T | None:
-        """Return the result of `call`, which is not None; return None during an outage."""
+        """Return the result of `call`, or None during an outage; `call` must not return None."""
         if self._outage.paused:
             return None
         try:

@@ -562,7 +562,7 @@ class Session:
 
         Raises:
             PacelineError: training has begun already.
-            ValueError: the state is of other data, or was not saved by rank 0.
+            ValueError: the state belongs to another data set, or was not saved by rank 0.
         """
         self._loop.refuse_begun("load the session's state")
         position = Position.of_state(state, self._loop.context.terms.samples)

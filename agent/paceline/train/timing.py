@@ -100,8 +100,8 @@ class RunningStep:
         self._hold_s = hold_s
         self._loss: Value | None = None
         self._metrics: dict[str, Value] = {}
-        # Number of recompilations in this process before the step, and during the step. `over` sets
-        # the second number.
+        # Number of recompilations in this process before the step, and during the step. `finish`
+        # sets the second number.
         self._compiled = recompilations()
         self.recompiles = 0
         first: Any = self._clock.stamp()

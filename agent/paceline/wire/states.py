@@ -122,7 +122,7 @@ TRANSITIONS: Mapping[TransitionCause, Mapping[State, tuple[State, ...]]] = {
         State.RUNNING: ENDED,
     },
     TransitionCause.END: dict.fromkeys(ACTIVE, (State.FAILED, State.STOPPED)),
-    # Success is never assumed, only reported.
+    # A run never has the state FINISHED by assumption, so no later report revives a finished run.
     TransitionCause.REVIVE: dict.fromkeys((State.FAILED, State.STOPPED), REPORTED),
     TransitionCause.STOP_REQUESTED: {State.FINISHED: (State.STOPPED,)},
     TransitionCause.JOB_CANCELLED: {State.FAILED: (State.STOPPED,)},

@@ -40,8 +40,8 @@ TELEMETRY = "paceline:telemetry"
 INGEST_GROUP = "ingest"
 
 CHANGES = "paceline:changes"
-# Maximum number of entries of ``CHANGES``. A web process that falls further behind queries the
-# database about all runs.
+# Maximum number of entries of ``CHANGES``. If a web process falls further behind, it queries
+# the database about all runs.
 CHANGES_LENGTH = 1_000
 CONTROL_LENGTH = 64
 # Maximum number of entries of a node's commands, in case its agent never comes back.

@@ -33,11 +33,11 @@ class ComparedSide(BaseModel):
     version: int = Field(examples=[1])
     from_: int | None = Field(
         alias="from",
-        description="first step of the side that is compared; null: no steps",
+        description="first compared step of this side; null: no steps",
         examples=[84],
     )
     to: int | None = Field(
-        description="last step of the side that is compared; null: no steps", examples=[599]
+        description="last compared step of this side; null: no steps", examples=[599]
     )
     steps: int = Field(
         description="number of complete steps of the side that are compared", examples=[516]
@@ -109,7 +109,7 @@ class ComparedFigure(BaseModel):
         description="value of the figure for each side; null: unknown", examples=[[0.6, 0.45]]
     )
     changes: list[Difference | None] = Field(
-        description="difference of each further side from the first side; null: unknown"
+        description="difference of each side but the first from the first side; null: unknown"
     )
 
 

@@ -250,7 +250,7 @@ class SegmentInfo(BaseModel):
     )
     why: str = Field(
         description="why the policy chose the synchroniser; empty: the policy has only one",
-        examples=["all-reduce: too few steps are known: 4 of 16"],
+        examples=["all-reduce: fewer than 16 steps have been measured since the last change"],
     )
     synchroniser_digest: str = Field(
         description="digest of the synchroniser and its parameters",
@@ -401,7 +401,8 @@ class InForce(BaseModel):
         examples=[0.003],
     )
     waited_s: float = Field(
-        description="median response time of a round in seconds", examples=[0.012]
+        description="median response time of rounds (`waited_s` of `GET rounds`) in seconds",
+        examples=[0.012],
     )
     waited_s_p95: float = Field(
         description="95th percentile of the response time of a round in seconds", examples=[0.041]
@@ -473,7 +474,7 @@ class Chosen(BaseModel):
     )
     why: str = Field(
         description="reason for the choice, with the figures on which it was based",
-        examples=["all-reduce: fewer than 16 of its steps have been measured"],
+        examples=["all-reduce: fewer than 16 steps have been measured since the last change"],
     )
 
     before: str | None = Field(
@@ -525,8 +526,8 @@ class Synchronisation(BaseModel):
         "policy of the run chooses its synchroniser"
     )
     fallbacks: list[Fallbacks] = Field(
-        description="segments that were all-reduced despite relaxed synchronisation, by policy "
-        "version and reason; empty: none"
+        description="segments whose gradients were all-reduced although their policy relaxes "
+        "synchronisation, by policy version and reason; empty: none"
     )
 
 

@@ -105,7 +105,7 @@ def _several(new: NewRun, free: Sequence[Mapping[str, Any]]) -> list[str]:
             f"{slow}{_TAKE_ANY if slow else _START_AGENTS}"
         )
     for reason in reasons:
-        _log.warning("run %s does not use a node: %s", new.name, reason)
+        _log.warning("run %s leaves out a node: %s", new.name, reason)
     suitable.sort(key=lambda node: (node["id"] not in new.nodes, *busy(node)))
     count = max(new.nodes_min, min(new.nodes_max, len(suitable) - new.spares))
     return [str(node["id"]) for node in suitable[:count]]

@@ -192,7 +192,7 @@ class RunOptions:
         typer.Option(
             envvar="PACELINE_HOUR_PRICE",
             metavar="'2.50 EUR'",
-            help="Price of one hour of one rank; default: costs are not shown.",
+            help="Price of one hour of one rank; default: no costs in money are shown.",
         ),
     ] = None
     keep_days: Annotated[

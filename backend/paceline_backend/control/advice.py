@@ -2,8 +2,8 @@
 
 `auto`, which a user turns on for a run, forecasts the step times of other policies, and switches to
 another policy if the run allows it. The worker calls `Advisor.scan` every two seconds. Forecasts
-run in the child process of a `Forecaster`. From a forecast, `insight.whatif.auto` decides whether
-to switch. Decisions are stored with their forecasts.
+run in the child process of a `Forecaster`. Based on a forecast, `insight.whatif.auto` decides
+whether to switch. Decisions are stored with their forecasts.
 
 The worker calls `Effects.look` every few seconds. `Effects` stores the effect of each switch once
 enough steps have followed, or at the run's end.

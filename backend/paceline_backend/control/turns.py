@@ -20,7 +20,9 @@ _BUSY_CHECK_S = 0.5
 
 
 class Turns:
-    """Scheduler of plans: one plan at a time, in a quarter of the time while ingest is busy.
+    """Scheduler that lets one plan run at a time, and fewer while ingest is busy.
+
+    While ingest is busy, plans take at most a quarter of the time.
 
     Most of planning is Python, so two plans at once take as long as two plans in sequence. Without
     turns, ten runs that plan at once would leave only an eleventh of the interpreter's time to any

@@ -131,7 +131,11 @@ def tell_change(client: redis.Redis, run: str) -> None:
     try:
         announce(client, run)
     except redis.RedisError as error:
-        log.warning("run %s has changed; open dashboard pages show it later: %s", run, error)
+        log.warning(
+            "a change of run %s could not be announced, so pages show it with a delay: %s",
+            run,
+            error,
+        )
 
 
 def keep(client: redis.Redis, run: str) -> None:

@@ -23,7 +23,7 @@ class Origin:
     port: int
 
     def covers(self, other: Origin) -> bool:
-        """Return whether another origin equals this one or, if its host has a `*`, matches it."""
+        """Return whether this origin equals `other` or, with a `*` in its host, matches `other`."""
         if (self.scheme, self.port) != (other.scheme, other.port):
             return False
         if self.host.startswith("*."):

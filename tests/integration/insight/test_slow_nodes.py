@@ -61,7 +61,7 @@ def test_a_long_all_reduce_may_be_the_nodes_too() -> None:
     made.train(150)
     node = of_state("run", made.state(), [], effort=Effort(replicates=2, budget_s=1e9)).slow_node
     assert node is not None
-    said = re.search(r"also slow in the all-reduce: (\d+) % of a step", node.words)
+    said = re.search(r"slows the all-reduce down: (\d+) % of a step", node.words)
     assert said is not None, node.words
     step_s = np.concatenate([segment.step_s for segment in made.ran])
     assert int(said[1]) == pytest.approx(100 * COMMUNICATION_S / step_s.mean(), abs=2)

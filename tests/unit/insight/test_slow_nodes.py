@@ -73,7 +73,7 @@ def test_a_slow_device_of_a_node_does_not_make_the_whole_node_slow() -> None:
 def test_a_slow_loader_of_a_node_names_it() -> None:
     slow = named([1.0, 1.0], ["n1", "n2"], late={1: 0.1})
     assert slow is not None
-    assert (slow.cause, slow.words) == ("input", "The slow rank is that of n2.")
+    assert (slow.cause, slow.words) == ("input", "The slow rank is the only rank of n2.")
 
 
 @pytest.mark.parametrize(("steps", "node"), [((40, 59), None), ((90, 99), "n2")])

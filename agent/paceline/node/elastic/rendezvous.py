@@ -292,7 +292,7 @@ class _Executor(_DistributedRendezvousOpExecutor):
         return self._members.are_in(there)
 
     def _some_are_late(self, context: _RendezvousContext) -> bool:
-        """Return True if the last call is over, but launchers of the last round have yet to join.
+        """Return True if the last call is over, but launchers of the previous round are missing.
 
         On a busy node the last call of three seconds may be too short. A round without these
         launchers would be followed by another round at once.

@@ -90,7 +90,7 @@ class Progress:
 
     @property
     def judged(self) -> str:
-        """The level and the verdict on one line; empty if the level has no label in `LEVELS`."""
+        """Severity and verdict on one line; empty if `LEVELS` has no label for it."""
         said = LEVELS.get(self.level)
         return f"{said}: {self.verdict}" if said and self.verdict else ""
 

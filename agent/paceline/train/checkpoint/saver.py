@@ -83,7 +83,7 @@ class Saver:
     A checkpoint has rank 0's model and optimiser, because replicas are equal when it is saved. It
     also has each rank's random numbers, and each rank's parts of sharded tensors. Training waits
     until all state is copied to the CPU; a thread writes the copy. Training also waits for the
-    thread once `every_steps` steps have followed the newest checkpoint whose writing has ended.
+    thread if the newest written checkpoint is `every_steps` steps old.
     """
 
     def __init__(

@@ -45,7 +45,8 @@ class Recorder:
         # True once the Hello is sent. Only rank 0 sends it, so it is True on all other ranks.
         self._hello_sent = rank > 0
         self.timeline = timeline = Timeline(self._device.clock)
-        # `_node` is set if another launcher started this rank. Then no agent reads stack files.
+        # `_node` is set if a launcher other than Paceline's started this rank. Then no agent reads
+        # stack files.
         if not self._node:
             stacks.register(variables)
         phases = PhaseMonitor(environment.attempt, rank, lambda: timeline.activity)

@@ -77,7 +77,7 @@ class LoopAgreement:
         self._times += 1
 
     def step_ended(self, step: int, raised: bool) -> None:
-        """Announce that this rank has ended the epoch's last step.
+        """Announce that this rank has ended its last step of the epoch.
 
         If an exception ended the loop (`raised`), wait until all ranks have ended the step. Raise a
         PacelineError if no rank makes progress; the message has the ranks' steps.

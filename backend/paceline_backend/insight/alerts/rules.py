@@ -98,7 +98,8 @@ _RULES = (
     ),
     Rule(
         "records-lost",
-        "the number of records that a full spool lost in the last minute is above the threshold",
+        "a full spool lost records in the last minute, and the run has lost more than the "
+        "threshold",
         *("count", 0.0, 0.0, 900.0, "warning"),
     ),
     Rule(

@@ -212,8 +212,8 @@ class Forecast:
     all_presets: bool = True
     # Assumptions that are not measured, as a clause for users; empty: there are none.
     assumes: str = ""
-    # Label of an option whose earlier forecast this forecast checks. Such a forecast covers no
-    # other options. None: it checks no earlier forecast.
+    # Label of the option, if this forecast was made only to check an earlier forecast of that
+    # option; then it covers no other options. None: it covers all options.
     option: str | None = None
 
     @property

@@ -88,7 +88,7 @@ def shape(models: Models, measured: MeasuredSteps) -> Shape:
     own_noise = noise = max(_spread(by_rank, known), THRESHOLDS.least_noise)
 
     def residuals(share: Floats, same: bool) -> Floats:
-        """Return errors ÷ noise, clipped, and `share` ÷ the standard deviation of its prior."""
+        """Return the rows' errors under `share` ÷ noise, clipped; then `share` ÷ its prior's σ."""
         off = _off(_at(share, per, second, same), load, samples, compute_s, known)[known]
         wild = THRESHOLDS.clipped_sigmas
         return np.concatenate([np.clip(off / noise, -wild, wild), share / THRESHOLDS.shape_prior])

@@ -100,7 +100,7 @@ class ForecastThresholds:
     # `auto` does not switch within this many steps after any switch, except to go back.
     hold_steps: int = 100  # steps
     # If a rank's speed has changed by more than this, `auto` ignores earlier forecasts, and may
-    # choose a policy again that it left.
+    # return to a policy that it left.
     changed_conditions: float = 0.25  # relative
 
 

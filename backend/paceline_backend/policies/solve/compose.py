@@ -35,8 +35,8 @@ _JITTER = 0.3
 # Bins with a very large sample are expected to be filled up with the smallest samples. This is the
 # fraction of all samples that count as the smallest.
 _FILLERS = 0.2
-# A step with a very large sample takes as long as the slowest of the workers whose time with the
-# sample is at most this multiple of the fastest worker's time.
+# Workers count as equally fast with a very large sample if their times for it are at most this
+# multiple of the fastest worker's. The slowest of them gives the expected time of the step.
 _ALIKE_TIMES = 1.02
 
 # `close` leaves a bin unchanged if its time differs from its target by at most this fraction of a

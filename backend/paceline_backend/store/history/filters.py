@@ -148,7 +148,7 @@ def _mentions(text: str) -> sa.ColumnElement[bool]:
 
 
 def _parameter(dialect: str, name: str, value: Any) -> sa.ColumnElement[bool]:
-    """Return the SQL condition that a parameter of the policy in force has the given value.
+    """Return the SQL condition that a parameter of the policy requested last has the given value.
 
     Numbers are compared as numbers, so that 3 equals 3.0. Each type is compared only with itself,
     because Postgres refuses to convert text to a number.
@@ -167,8 +167,8 @@ def _parameter(dialect: str, name: str, value: Any) -> sa.ColumnElement[bool]:
     # CASE checks the type before it converts the value to a number; AND does not guarantee this
     # order.
     equal = sa.case((kind.in_(kinds), same), else_=sa.false())
-    in_force = sa.and_(switches.c.run == runs.c.key, switches.c.version == runs.c.version)
-    return sa.exists().where(in_force, equal).correlate(runs)
+    requested = sa.and_(switches.c.run == runs.c.key, switches.c.version == runs.c.version)
+    return sa.exists().where(requested, equal).correlate(runs)
 
 
 def figure(name: str) -> sa.ColumnElement[Any]:

@@ -179,7 +179,7 @@ def rank_buckets(
     whole = sa.select(*rolled).where(*of.rolled(rank_rollups), *which.conditions(r.rank))
     # Without a union, the database reads in the order of the key, in two thirds of the time.
     c = (whole.union_all(sa.select(*single)) if of.gaps else whole).subquery().c
-    # In this case, each bucket is exactly one roll-up, so no aggregation is needed.
+    # If each bucket is exactly one roll-up, no aggregation is needed.
     if bucket == BLOCK and not of.gaps and together == 1:
         means = [ratio(sa.cast(c[f"{name}_sum"], sa.Double), c[f"{name}_count"]) for name in cells]
         query = sa.select(c.rank, c.step, *means, c.compute_s_min, c.compute_s_max)
