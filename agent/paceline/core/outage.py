@@ -20,8 +20,8 @@ class Outage:
 
     Call `failed` after each error and `ended` after each success. A loop that may block should
     sleep for the seconds that `failed` returns. A loop that must not block should check
-    `paused` before each retry. The pause grows from `first_s` to `most_s` seconds, doubling with each failure.
-    `begins` and `ends` are the texts of the warnings; the error is appended to `begins`. `clock`
+    `paused` before each retry. The pause grows from `first_s` to `most_s` seconds, doubling with
+    each failure. `begins` and `ends` are the texts of the warnings; the error is appended to `begins`. `clock`
     returns monotonic seconds.
     """
 

@@ -59,8 +59,8 @@ def descending(values: Floats) -> Ints:
 def level(sizes: Floats, workers: Workers) -> float:
     """Return the time at which all workers would end if samples were perfectly divisible.
 
-    `sizes` has the cost f(λ) of each sample, [n]; only their mean is used. A worker whose fixed time b
-    is longer than the result gets no samples. Memory limits are ignored.
+    `sizes` has the cost f(λ) of each sample, [n]; only their mean is used. A worker whose fixed
+    time b is longer than the result gets no samples. Memory limits are ignored.
     """
     if not len(sizes):
         return 0.0
