@@ -19,10 +19,10 @@ class Outage:
     """An outage of a service: a warning at its start and its end, and pauses between retries.
 
     Call `failed` after each error and `ended` after each success. A loop that may block should
-    sleep for the seconds that `failed` returns. A loop that must not block should check
-    `paused` before each retry. The pause grows from `first_s` to `most_s` seconds, doubling with
-    each failure. `begins` and `ends` are the texts of the warnings; the error is appended to `begins`. `clock`
-    returns monotonic seconds.
+    sleep for the seconds that `failed` returns. A loop that must not block should check `paused`
+    before each retry. The pause grows from `first_s` to `most_s` seconds, doubling with each
+    failure. `begins` and `ends` are the texts of the warnings; the error is appended to `begins`.
+    `clock` returns monotonic seconds.
     """
 
     def __init__(
