@@ -40,7 +40,8 @@ def hang(
         bool,
         typer.Option(
             "--stacks",
-            help="If the run hangs, also show the line of code of each rank that blocks others.",
+            help="If the run hangs, also show the line of code of each rank that blocks "
+            "others, or of the ranks that wait if no rank is known to block them.",
         ),
     ] = False,
     connection: Connection,

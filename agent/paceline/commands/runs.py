@@ -91,7 +91,7 @@ class RunListOptions:
         typer.Option(
             help="List only runs with at least this mean straggler effect (SE), such as 0.2. SE is "
             "the difference between the ranks' longest and shortest compute time of a step, "
-            "divided by their mean."
+            "divided by the ranks' mean compute time."
         ),
     ] = None
     step_s_min: Annotated[

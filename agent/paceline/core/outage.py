@@ -18,7 +18,7 @@ REPORT_INTERVAL_S = 60.0
 class Outage:
     """An outage of a service: a warning at its start and its end, and pauses between retries.
 
-    Call `failed` after each error and `ended` after each success. A loop that may block should
+    Call `failed` after each error and `succeeded` after each success. A loop that may block should
     sleep for the seconds that `failed` returns. A loop that must not block should check `paused`
     before each retry. The pause grows from `first_s` to `most_s` seconds, doubling with each
     failure. `begins` and `ends` are the texts of the warnings; the error is appended to `begins`.
@@ -65,7 +65,7 @@ class Outage:
         self._until = self._clock() + self._pause_s
         return self._pause_s
 
-    def ended(self) -> None:
+    def succeeded(self) -> None:
         """Record a success."""
         if self.active:
             self._log.warning("%s", self.ends)

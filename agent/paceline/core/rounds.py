@@ -48,8 +48,8 @@ class Drift:
     """The bounds on how far ranks may drift apart.
 
     A rank waits only for ranks that have done fewer steps. There is no deadlock: a rank with fewer
-    steps can wait only for the next segment or in a collective of the script, and the rank that
-    waits for it has already passed that segment or collective.
+    steps never waits for a rank with more steps, because that rank has already passed the segment
+    or the script's collective in which the former may wait.
 
     A rank's newest gradient goes into the round, however old it is, so that the work of a
     permanently slow rank counts. If several gradients of a rank wait for the same round, those

@@ -199,7 +199,7 @@ class Prefetcher:
                 continue
             try:
                 self._get(sample, ahead)
-                self._outage.ended()
+                self._outage.succeeded()
             except (OSError, PacelineError) as error:
                 self._again(sample, ahead)
                 self._closing.wait(self._outage.failed(error))

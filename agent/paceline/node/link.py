@@ -54,7 +54,7 @@ class Link:
         except redis.RedisError as error:
             self._outage.failed(error)
             return None
-        self._outage.ended()
+        self._outage.succeeded()
         return result
 
     def address(self) -> str | None:

@@ -167,7 +167,9 @@ def chunks(
         torn += rest > 0
         yield path, whole
     if torn:
-        logger.warning("ignoring the ends of %d spool files after an incomplete record", torn)
+        logger.warning(
+            "ignoring everything after an incomplete or invalid record in %d spool files", torn
+        )
 
 
 def drain(

@@ -179,7 +179,7 @@ def _adapted(original: type[_BatchNorm], how: type[Adapted]) -> type[Adapted]:
 
 
 class _AnyDimension(_BatchNorm):
-    """Base class of Paceline's BatchNorm layers; like SyncBatchNorm, it accepts any dimensions."""
+    """Base class in place of SyncBatchNorm; like it, accepts inputs of two or more dimensions."""
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
         if input.dim() < 2:

@@ -111,7 +111,7 @@ class NodeData(Feature):
         return batch.batch
 
     def left_epoch(self, epoch: int) -> None:
-        """Report which samples of the epoch this node read, and which moved between nodes."""
+        """Report how much this rank read from the source, and how much moved to its node."""
         prefetcher, misses = self._prefetcher, self._misses
         moved = prefetcher.moved(epoch) if prefetcher is not None else None
         record = DataEpoch(

@@ -188,7 +188,7 @@ def profile_ranks(
 
 
 def _wait_for_readers(store: Store, rank: int, world: int) -> None:
-    """Note that this rank has read all; on rank 0, which hosts the store, wait for all ranks."""
+    """Note that this rank no longer needs the store; on rank 0, its host, wait for all ranks."""
     store.set(f"read/{rank}", "")
     if rank == 0:
         store.wait([f"read/{other}" for other in range(world)])

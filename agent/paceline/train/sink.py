@@ -166,7 +166,7 @@ class Sink:
         fields, _ = self._held.popleft()
         self._held_bytes -= _size(fields)
         if not self._held:
-            self._spool_outage.ended()
+            self._spool_outage.succeeded()
 
     def _taken(self, fields: _Fields, records: int) -> bool:
         return self._to_bus(fields) or self._to_spool(fields, records)
@@ -181,7 +181,7 @@ class Sink:
             return False
         if self._bus_outage.active and self._spool is not None:
             self._spool.close()
-        self._bus_outage.ended()
+        self._bus_outage.succeeded()
         return True
 
     def _to_spool(self, fields: _Fields, records: int, *, now: bool = False) -> bool:

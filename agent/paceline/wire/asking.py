@@ -144,7 +144,7 @@ class StackTrace(msgspec.Struct, frozen=True, array_like=True):
     text: str
     # The innermost frame of the user's code: file name, line and function. Empty: there is none.
     frame: str
-    # Why the rank has written nothing yet; empty: it has written, or the reason is unknown.
+    # Why there is no text; empty: there is text, or the reason is unknown.
     why: str
 
 

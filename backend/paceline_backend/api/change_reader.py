@@ -191,7 +191,7 @@ class ChangeReader:
             self._position = newest
         self._bus_away = False
         await self.tell(dict.fromkeys(self._followers))
-        self._outage.ended()
+        self._outage.succeeded()
         while self._followers:
             answer: Any = await self.client.xread({CHANGES: self._position}, _ENTRIES, _BLOCK_MS)
             for _, entries in answer:

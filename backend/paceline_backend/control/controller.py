@@ -153,7 +153,7 @@ class Controller:
         # holds every message before these positions.
         positions: dict[Any, Any] = {live(self._id): _newest(bus, live(self._id))}
         self._load()
-        outage.ended()
+        outage.succeeded()
         while not stop.is_set() and self._lease.held():
             self._offer(bus)
             answer: Any = bus.xread(

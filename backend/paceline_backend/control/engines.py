@@ -144,7 +144,7 @@ class Engines:
             return
         try:
             _pass_cordons(self._store, engine, self._attendant.plane, untold)
-            outage.ended()
+            outage.succeeded()
         except EngineAwayError as error:
             outage.failed(error)
 
@@ -174,7 +174,7 @@ class Engines:
                 log.exception("managing runs on %s failed", engine.title)
             outage.failed(error)
             return
-        outage.ended()
+        outage.succeeded()
         for run in own:
             self._attend_one(client, engine, run, of_run.get(run.id, []))
         if left:
@@ -189,7 +189,7 @@ class Engines:
             return
         try:
             self._attendant.attend(client, engine, run, known)
-            outage.ended()
+            outage.succeeded()
         except EngineAwayError as error:
             outage.failed(error)
             self._attendant.tell_away(client, run, f"{engine.title} does not answer: {error}")
@@ -220,7 +220,7 @@ class Engines:
             for each in (each for each in left if each in still):
                 alone = each.key is None or self._claims.alone(each.run)
                 _stop_left(self._store, engine, each, of_run.get(each.run, ()), alone=alone)
-            outage.ended()
+            outage.succeeded()
         except (StoreError, redis.RedisError):
             raise
         # The engine does not answer, or it is a plug-in with a fault.

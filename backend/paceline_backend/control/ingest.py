@@ -236,8 +236,8 @@ class Ingest:
                     continue
                 except _StoppedError:
                     return
-                outage.ended()
-                database.ended()
+                outage.succeeded()
+                database.succeeded()
                 self.on_step()
                 if count and not self.behind:
                     used_s = time.thread_time() - used_s
@@ -456,7 +456,7 @@ class Ingest:
                 if stop.wait(pause_s):
                     raise _StoppedError from error
             else:
-                outage.ended()
+                outage.succeeded()
                 return self._written(items, written)
 
     def _write_apart(self, items: list[_Item], stop: threading.Event) -> set[str]:

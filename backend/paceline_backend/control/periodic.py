@@ -90,7 +90,7 @@ class Periodic:
             pause_s = self._every_s
             try:
                 self._work()
-                outage.ended()
+                outage.succeeded()
             except (StoreError, redis.RedisError) as error:
                 pause_s = max(pause_s, outage.failed(error))
             except Exception as error:
@@ -129,7 +129,7 @@ class IdleMonitor:
                 while not stop.is_set():
                     try:
                         newest = _newest(client, position)
-                        outage.ended()
+                        outage.succeeded()
                     except redis.RedisError as error:
                         # A bus that restarts loses users, and changes may have been missed, so an
                         # outage counts as a change.

@@ -268,7 +268,7 @@ class Broadcast:
             except (redis.ConnectionError, redis.TimeoutError, ServerUnreachable) as error:
                 time.sleep(self._outage.failed(error))
             else:
-                self._outage.ended()
+                self._outage.succeeded()
                 return answer
 
 

@@ -29,13 +29,13 @@ def outage(clock: Clock) -> Outage:
 
 
 def test_both_ends_are_logged_once(outage: Outage, caplog: pytest.LogCaptureFixture) -> None:
-    outage.ended()
+    outage.succeeded()
     assert caplog.messages == []
     for error in ("refused", "timed out"):
         outage.failed(error)
     assert caplog.messages == ["the bus is away: refused"]
-    outage.ended()
-    outage.ended()
+    outage.succeeded()
+    outage.succeeded()
     assert caplog.messages == ["the bus is away: refused", "the bus is back"]
     outage.failed("refused again")
     assert caplog.messages[2:] == ["the bus is away: refused again"]
@@ -43,7 +43,7 @@ def test_both_ends_are_logged_once(outage: Outage, caplog: pytest.LogCaptureFixt
 
 def test_pauses_double_up_to_a_limit_and_start_anew(outage: Outage) -> None:
     assert [outage.failed("away") for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
-    outage.ended()
+    outage.succeeded()
     assert outage.failed("away") == 0.5
 
 
@@ -55,5 +55,5 @@ def test_it_is_paused_until_the_pause_is_over(outage: Outage, clock: Clock) -> N
     assert outage.paused
     clock.now += 0.1
     assert outage.active and not outage.paused
-    outage.ended()
+    outage.succeeded()
     assert not outage.active

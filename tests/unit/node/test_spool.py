@@ -101,7 +101,9 @@ def test_a_torn_last_record_is_left_out_and_logged(
     path.write_bytes(path.read_bytes()[:-cut])
     with caplog.at_level(logging.WARNING):
         assert drained(tmp_path) == [entry(1, 30)]
-    assert "ignoring 1 spooled records" in caplog.text
+    assert (
+        "ignoring everything after an incomplete or invalid record in 1 spool files" in caplog.text
+    )
 
 
 def test_a_damaged_record_is_not_sent(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class Training:
             self.now += took_s
             self.waited_s += took_s
             if wait_s > 0:
-                self._waits.ended(came=came)
+                self._waits.waited(came=came)
             if came:
                 self.came_at.append(self.now)
             else:

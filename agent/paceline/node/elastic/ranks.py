@@ -297,8 +297,8 @@ class RankAgent(LocalElasticAgent):
     def _first(self, failed: dict[int, int]) -> FirstFailure:
         """Return the failure of the rank that failed first, with the last lines of its log.
 
-        `failed` maps ranks to exit codes. The rank whose log was last written first failed first: a
-        rank that fails because a peer is gone writes to its log after the peer.
+        `failed` maps ranks to exit codes. The rank whose log has the earliest last write failed
+        first: a rank that fails because a peer is gone writes to its log after the peer.
         """
         attempt = self.status.attempt
         written = {r: rundir.rank_log(self._directory, attempt, r, "stderr") for r in failed}

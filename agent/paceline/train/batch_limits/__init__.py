@@ -1,1 +1,1 @@
-"""Limits on the contents of a step: numbers of samples, token budgets, and packed sequences."""
+"""Contents of a step: the sizes of samples, token budgets and limits, and packed sequences."""

@@ -52,7 +52,7 @@ class ShapeWarning(Feature):
             logger.warning(
                 "torch.backends.cudnn.benchmark is on, and the plan changes how many samples this "
                 "rank gets: cuDNN benchmarks its kernels again for each new number, within the "
-                "step. Set it to False. %s",
+                "step. Set it to False, or limit the numbers. %s",
                 self._advice(),
             )
         if any(map(is_compiled, self._models)):

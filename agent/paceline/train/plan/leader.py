@@ -300,7 +300,7 @@ class Leader:
             self._coast_steps = self._terms.coast_steps
         self._received = proposals.received
         if patience_s > PROPOSAL_WAIT_S:
-            self._waits.ended(came=made is not None)
+            self._waits.waited(came=made is not None)
         elif made is not None:
             self._waits.in_time()
         return made
@@ -542,7 +542,7 @@ class Waits:
         """Reset, because a plan arrived in time without a long wait."""
         self._late, self._next_s = 0, FIRST_WAIT_S
 
-    def ended(self, *, came: bool) -> None:
+    def waited(self, *, came: bool) -> None:
         """Record the end of a long wait; `came` is True if a plan arrived during the wait."""
         self._waited_at = self._clock()
         if not came:

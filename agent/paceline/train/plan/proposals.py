@@ -102,7 +102,7 @@ class Proposals:
             except redis.RedisError as error:
                 self._closing.wait(outage.failed(error))
                 continue
-            outage.ended()
+            outage.succeeded()
             for entry, fields in answer[0][1] if answer else []:
                 self._receive(fields)
                 last = entry

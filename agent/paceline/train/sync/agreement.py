@@ -76,7 +76,7 @@ class LoopAgreement:
             raise PacelineError(word)
         self._times += 1
 
-    def step_ended(self, step: int, raised: bool) -> None:
+    def end_epoch(self, step: int, raised: bool) -> None:
         """Announce that this rank has ended its last step of the epoch.
 
         If an exception ended the loop (`raised`), wait until all ranks have ended the step. Raise a

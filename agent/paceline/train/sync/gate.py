@@ -239,7 +239,7 @@ class SyncGate:
         # rank in the script's collectives, and cannot exchange gradients.
         raised = closing and self._failure is None and exception_ends_loop()
         if self._step.epoch_end and not self.pools(self._step):
-            self._through(self._step, raised)
+            self._leave_step(self._step, raised)
         elif raised:
             self._leave(raised)
         with self._current.running.waiting(), self._entered():
@@ -257,7 +257,7 @@ class SyncGate:
         if self.relaxed is None:
             return
         if step.epoch_end and self.pools(step):
-            self._through(step, raised=False)
+            self._leave_step(step, raised=False)
         running = self._current.running
         with nullcontext() if running is None else running.waiting(), self._entered():
             self.relaxed.end_step(step)
@@ -318,10 +318,10 @@ class SyncGate:
             self.relaxed.abort(self._failure)
         raise PacelineError(f"rank {self._rank} {self._failure}")
 
-    def _through(self, step: LocalStep, raised: bool) -> None:
+    def _leave_step(self, step: LocalStep, raised: bool) -> None:
         assert self._agreement is not None
         with self._entered():
-            self._agreement.step_ended(step.step, raised)
+            self._agreement.end_epoch(step.step, raised)
 
     def _meet(self) -> None:
         if self.relaxed is None:

@@ -22,7 +22,7 @@ from paceline.core.errors import PacelineError
 from paceline.train.sync.base import Ranks
 
 _QUESTION, _ANSWER = 1, 2  # tags
-_END, _THROUGH = "end", "through"
+_END, _FINISHED = "end", "finished"
 # This number is added to the count of questions to refuse all later questions.
 _CLOSED = 1 << 40
 
@@ -91,12 +91,14 @@ class Peers:
     def finish(self) -> None:
         """End this rank's questions, and wait until the questions of all ranks are answered."""
         store, ranks = self._ranks.store, self._ranks
-        store.set(self._key("through", ranks.rank), "")
-        if store.add(self._key("through"), 1) == ranks.world:
-            self._close(_THROUGH)
+        store.set(self._key("finished", ranks.rank), "")
+        if store.add(self._key("finished"), 1) == ranks.world:
+            self._close(_FINISHED)
         if not self._ended():
             slow = [
-                rank for rank in range(ranks.world) if not store.check([self._key("through", rank)])
+                rank
+                for rank in range(ranks.world)
+                if not store.check([self._key("finished", rank)])
             ]
             raise PacelineError(
                 f"rank {ranks.rank} waited {ranks.timeout.total_seconds():g} s for ranks {slow}, "
@@ -104,7 +106,7 @@ class Peers:
             )
         self.check()
         word = store.get(self._key("closed")).decode()
-        if word != _THROUGH:
+        if word != _FINISHED:
             raise PacelineError(word)
         if store.add(self._key("read"), 1) == ranks.world:
             self._forget()
@@ -140,8 +142,8 @@ class Peers:
         return True
 
     def _forget(self) -> None:
-        names: list[tuple[str | int, ...]] = [("closed",), ("through",), ("read",)]
-        names += [("through", rank) for rank in range(self._ranks.world)]
+        names: list[tuple[str | int, ...]] = [("closed",), ("finished",), ("read",)]
+        names += [("finished", rank) for rank in range(self._ranks.world)]
         names += [(rank, "asked") for rank in self._answering]
         for name in names:
             self._ranks.store.delete_key(self._key(*name))

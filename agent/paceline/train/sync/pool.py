@@ -36,7 +36,7 @@ def _shard_key(segment: int, rank: int) -> str:
 
 
 def _finished_key(segment: int) -> str:
-    return f"pool/{segment}/over"
+    return f"pool/{segment}/finished"
 
 
 def spans_of(shard: PlanShard) -> list[list[LocalStep]]:

@@ -53,8 +53,9 @@ def gridded(batches: Assignment, policy: Policy, problem: Problem, models: Model
     steps = zip(batches.counts, np.split(batches.samples, ends), strict=True)
     for step, (before, batch) in enumerate(steps):
         limits = most_of(problem.limits, len(batch), problem.world)
-        # A rank without samples is not measured, so each rank keeps a sample. This does not apply
-        # if models of the ranks divide the batch: older steps then show each rank's speed.
+        # A rank without samples is not measured, so each rank that has samples keeps some.
+        # This does not apply if models of the ranks divide the batch: older steps then show each
+        # rank's speed.
         target = on_grid(before, problem.grid, limits, nodes, keep=not follows)
         ranks = np.repeat(np.arange(problem.world), before)
         if np.array_equal(target, before):
