@@ -97,8 +97,8 @@ class Duty:
     """Membership of a node in one run, as long as the control plane answers that it is needed.
 
     The agent calls `is_done` while it has no processes of the run. `host` is the name that the
-    engine uses for this machine; empty: unknown. With `shows_output`, the agent copies the output of rank 0 to its own
-    output, if rank 0 is on this node.
+    engine uses for this machine; empty: unknown. With `shows_output`, the agent copies the output
+    of rank 0 to its own output, if rank 0 is on this node.
     """
 
     def __init__(
