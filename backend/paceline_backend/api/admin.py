@@ -1,4 +1,4 @@
-"""REST: the server itself: its version, the caller, its presets, and rejected messages.
+"""REST: the server's version and presets, the caller's role, and rejected messages.
 
 Ingest rejects a message that it cannot store. Operators can list the rejected messages with the
 reasons, and admins can delete them.

@@ -115,7 +115,7 @@ class AlertPage(BaseModel):
 
 
 class Acknowledgement(ChangeRequest):
-    """Request to acknowledge an alert: its sender takes care of the alert."""
+    """Request to acknowledge an alert, which tells others that somebody takes care of it."""
 
 
 class AlertRule(BaseModel):

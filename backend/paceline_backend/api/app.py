@@ -137,8 +137,8 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.control_id = meta.control_id(store)
     # `web.run` replaces this function, so that event streams end when the server shuts down.
     app.state.closing = lambda: False
-    # Pages that import modules after the start call this function afterwards. `web.run` replaces it
-    # by one that excludes the modules from garbage collection.
+    # A package that imports its pages only at their first request calls this function after the
+    # import. `web.run` replaces it by a function that excludes the modules from garbage collection.
     app.state.loaded = lambda: None
     app.state.figures = Figures(store)
     # Client of the bus for short commands. Its connections stay open.
@@ -187,8 +187,8 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
 def _telemetry() -> TelemetryConfig:
     """Return FastAPI's settings for traces and metrics.
 
-    Requests for the paths `_UNOBSERVED` are not recorded, for example because the URL of a login
-    contains a secret.
+    Requests for the paths in `_UNOBSERVED` are not recorded. One reason is that the URL of a login
+    link contains a secret.
     """
     observed = tracing.now()
     return {
@@ -210,8 +210,8 @@ _rest = APIRouter()
 def unknown(request: Request) -> None:
     """Refuse requests for unknown API paths, which would else get a page of the dashboard.
 
-    This route accepts all methods, so the router never answers 405. If the path exists for other
-    methods, this function does so instead.
+    This route accepts all methods, so the router itself never answers 405. If the path exists for
+    other methods, this function answers 405.
     """
     if methods := request.app.state.routes.methods(request.url.path):
         raise HTTPException(

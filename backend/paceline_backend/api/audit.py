@@ -101,7 +101,7 @@ class ChangeQuery(BaseModel):
     dependencies=[Depends(OPERATOR)],
 )
 def list_changes(request: Request, which: Annotated[ChangeQuery, Query()], page: Page) -> Any:
-    """List changes of runs and of the control plane, newest first, also of deleted runs."""
+    """List changes of the control plane and of all runs, even deleted ones, newest first."""
     return _page(request, audit.ChangeFilter(**which.model_dump()), page)
 
 

@@ -43,8 +43,8 @@ class ComparedSide(BaseModel):
         description="number of complete steps of the side that are compared", examples=[516]
     )
     trained: list[tuple[int, int]] = Field(
-        description="pairs of a step of the side, and the number of samples that the run had "
-        "trained on before this step",
+        description="pairs of numbers: a step of the side, and the number of samples on which the "
+        "run had trained before this step",
         examples=[[(84, 2_688), (599, 19_168)]],
     )
 
@@ -74,7 +74,7 @@ class Difference(BaseModel):
 
 
 class ComparedTarget(BaseModel):
-    """Target of the run of one of the sides."""
+    """Value that a metric of the run on one side should reach."""
 
     metric: str = Field(examples=["accuracy"])
     value: float = Field(examples=[0.9])
@@ -109,7 +109,7 @@ class ComparedFigure(BaseModel):
         description="value of the figure for each side; null: unknown", examples=[[0.6, 0.45]]
     )
     changes: list[Difference | None] = Field(
-        description="difference of each side but the first from the first side; null: unknown"
+        description="for each further side, its difference from the first side; null: unknown"
     )
 
 

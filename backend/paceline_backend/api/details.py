@@ -130,8 +130,8 @@ class Assigned(BaseModel):
     attempt: int = Field(examples=[0])
     rank: int = Field(examples=[3])
     samples: list[int] = Field(
-        description="indices of the samples in the data set; for a stream, numbers of the epoch's "
-        "samples",
+        description="indices of the samples in the data set; for a stream, which has no indices, "
+        "numbers that count the samples of the epoch",
         examples=[[17, 4, 91]],
     )
 
@@ -155,8 +155,8 @@ class PlacedRank(BaseModel):
         examples=[64],
     )
     profile: list[tuple[int, float]] = Field(
-        description="number of samples, and seconds, of each trial step of the rank; empty: no "
-        "trial steps",
+        description="pair for each trial step of the rank: number of samples, and seconds; empty: "
+        "no trial steps",
         examples=[[[8, 0.1], [16, 0.18]]],
     )
     device: DeviceInfo | None = Field(description="device of the rank; null: unknown")

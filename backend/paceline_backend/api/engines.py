@@ -163,9 +163,9 @@ def join_run(
         NodeName | None, Query(description="the engine's name for the node's machine")
     ] = None,
 ) -> Enlisted:
-    """Launch the run on this node, or report that the run does not need the node.
+    """Launch a run on the node that sends this request, unless the run does not need the node.
 
-    `paceline node` sends this request.
+    `paceline node` sends this request. The response says whether the run needs the node.
     """
     who = identity_of(request)
     if who.run not in (None, run) or who.node not in (None, node):

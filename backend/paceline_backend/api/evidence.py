@@ -1,10 +1,10 @@
 """REST: evidence about a run: which ranks slow it down, and what its ranks wait for.
 
-The verdict names the causes of lost time and their costs. The attribution divides the time that
-ranks wait among its causes, and repeats the verdict's first cause. It therefore ends at the last
-step of the verdict, which `judged` returns. Both results are cached for some seconds. The timeline
-shows the phases of ranks within a few steps. If the run hangs, `hang` names the ranks that make no
-progress, and `stacks` shows the code that each rank is executing.
+The verdict names the causes of lost time and their costs. The attribution states which share of the
+ranks' waiting time is due to each cause, and repeats the verdict's first cause. It therefore ends
+at the last step of the verdict, which `judged` returns. Both results are cached for some seconds.
+The timeline shows the phases of ranks within a few steps. If the run hangs, `hang` names the ranks
+that make no progress, and `stacks` shows the code that each rank is executing.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class RunVerdict(BaseModel):
         examples=[0.24],
     )
     noise: float = Field(
-        description="relative standard deviation of a rank's compute time from its usual level; "
+        description="relative standard deviation of a rank's compute time from its usual value; "
         "the median of all ranks",
         examples=[0.02],
     )
@@ -176,8 +176,8 @@ class RunVerdict(BaseModel):
         examples=["held-up"],
     )
     what: str = Field(
-        description="clause about the run in the newest steps, such as its first cause; empty: too "
-        "few steps",
+        description="clause that describes the run in its newest steps, for example its first "
+        "cause; empty: too few steps",
         examples=["rank 3 on vm-3 computes 2.7 × slower since step 1,204"],
     )
     was: str = Field(
@@ -199,8 +199,8 @@ class RunVerdict(BaseModel):
         examples=[0.609],
     )
     limit_s: float | None = Field(
-        description="fluid limit of the newest 50 steps in seconds per step, with each rank's "
-        "measured time per load; null: unknown",
+        description="mean step time in seconds of the newest 50 steps if their load could be "
+        "divided so finely that all ranks finish together (fluid limit); null: unknown",
         examples=[0.446],
     )
 
@@ -284,7 +284,7 @@ class AttributedWorker(BaseModel):
         examples=[[]],
     )
     caused: float = Field(
-        description="share of the waiting time of all ranks in which they waited for this rank",
+        description="time that all ranks waited for this rank ÷ their total waiting time",
         examples=[0.78],
     )
     data: float = Field(examples=[0.0])
@@ -535,7 +535,8 @@ def get_hang(
     """Return whether the run hangs, and which ranks wait.
 
     A run hangs if some ranks wait, and no rank has made progress for `after_s` and for 10 times the
-    median step time. If all ranks are in the loop's body, both limits are 10 times longer.
+    median step time. If all ranks are in the body of the training loop, both limits are 10 times
+    longer.
     """
     with store_of(request).read() as connection:
         return hangs.look(connection, runs.key_of(connection, run), after_s)

@@ -41,13 +41,13 @@ class FleetRun(BaseModel):
         examples=["held-up"],
     )
     what: str = Field(
-        description="clause about the run in the newest steps, such as its first cause; empty: no "
-        "verdict",
+        description="clause that describes the run in its newest steps, for example its first "
+        "cause; empty: no verdict",
         examples=["rank 3 on vm-3 computes 2.7 × slower since step 1,204"],
     )
     waste: float = Field(
-        description="share of the workers' time in the newest steps that they wait for slower "
-        "workers",
+        description="share of the workers' time in the newest steps that is spent waiting for "
+        "slower workers",
         examples=[0.41],
     )
     share: float = Field(
@@ -80,7 +80,7 @@ class FleetRun(BaseModel):
 
 
 class FleetWait(BaseModel):
-    """Runs that active causes of one kind slow down."""
+    """Runs that are slowed down by active causes of one kind."""
 
     kind: str = Field(description="kind of the causes that slow the runs down", examples=["node"])
     runs: list[str] = Field(examples=[["3f9a1c07be52"]])
@@ -143,12 +143,12 @@ class FleetVerdict(BaseModel):
         description="currency of all costs; null: no price is set, so all costs are 0",
         examples=["EUR"],
     )
-    runs: list[FleetRun] = Field(description="active runs, the one that loses most time first")
+    runs: list[FleetRun] = Field(description="active runs, sorted by `lost_workers`, largest first")
     waits: list[FleetWait] = Field(
-        description="kinds of active causes, the one that costs most time first"
+        description="kinds of active causes, sorted by `lost_workers`, largest first"
     )
     nodes: list[FleetNode] = Field(
-        description="nodes that slow runs down, the one that costs most time first"
+        description="nodes that slow runs down, sorted by `lost_workers`, largest first"
     )
 
 
@@ -215,10 +215,10 @@ class Fleet(BaseModel):
         examples=["EUR"],
     )
     groups: list[WaitingGroup] = Field(
-        description="groups of runs, the one whose ranks waited longest first"
+        description="groups of runs, sorted by `waited_hours`, largest first"
     )
     nodes: list[NodeRecord] = Field(
-        description="all nodes, the one that slowed runs down longest first"
+        description="all nodes, sorted by the sum of `hours`, largest first"
     )
 
 
@@ -236,7 +236,9 @@ def get_fleet_verdict(request: Request) -> Any:
 )
 def get_fleet(
     request: Request,
-    days: Annotated[int, Query(ge=1, le=366, description="number of days until today (UTC)")] = 28,
+    days: Annotated[
+        int, Query(ge=1, le=366, description="number of days up to and including today (UTC)")
+    ] = 28,
     by: Annotated[By, Query(description="how runs are grouped: by owner, tag or run")] = "owner",
 ) -> Any:
     """Return the daily hours in which nodes were slow, their cordons, and the cost of waiting."""

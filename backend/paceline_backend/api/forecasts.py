@@ -89,8 +89,8 @@ class WhatIf(BaseModel):
     )
     current: PolicyInForce
     fit_error: float | None = Field(
-        description="relative error of the modelled time of the batches that ran, by which the "
-        "forecasts' intervals are widened; null: no forecast",
+        description="relative error of the times that the model predicts for the batches that ran; "
+        "it widens the forecasts' intervals; null: no forecast",
         examples=[0.01],
     )
     reason: str | None = Field(
@@ -104,7 +104,8 @@ class WhatIf(BaseModel):
     )
     left_out: list[LeftOut]
     speeds: list[float] = Field(
-        description="seconds per size unit of each rank, for an equal share of a mean batch",
+        description="for each rank, its seconds per size unit when it computes an equal share of a "
+        "mean batch",
         examples=[[3.6e-05]],
     )
     replicates: int = Field(description="number of simulations of each preset", examples=[8])
@@ -113,8 +114,8 @@ class WhatIf(BaseModel):
         "fast as the others; null: no node is slow"
     )
     assumes: str = Field(
-        description="assumptions of forecasts for an observed run that were not measured; empty: "
-        "none",
+        description="what the forecasts for an observed run assume because it was not measured; "
+        "empty: nothing",
         examples=[""],
     )
     quality: QualityNow = Field(
@@ -261,7 +262,7 @@ def set_auto(request: Request, run: str, expected: Expected, body: AutoMode) -> 
 
 
 class Scores(BaseModel):
-    """Accuracy of forecasts: an outcome compares a forecast with the steps after a switch."""
+    """Accuracy of forecasts, compared with the step times measured after policy switches."""
 
     all: scores.Score
     presets: list[scores.PresetScore] = Field(
@@ -276,7 +277,7 @@ class Scores(BaseModel):
 
 
 class OutcomeQuery(BaseModel):
-    """Query parameters that select outcomes of forecasts."""
+    """Query parameters that select the policy switches whose forecasts are scored."""
 
     since: Annotated[
         float | None, Query(description="only switches at this Unix time or later")

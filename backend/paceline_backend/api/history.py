@@ -109,7 +109,7 @@ def set_note(request: Request, response: Response, run: str, expected: Expected,
 class Aggregate(BaseModel):
     """Sums and means over a group of runs.
 
-    Of the fields from `day` to `backend`, only those are present by which the request groups runs.
+    A field from `day` to `backend` is present only if the request groups runs by this field.
     """
 
     day: str | None = Field(
@@ -136,7 +136,9 @@ class Aggregate(BaseModel):
         description="mean straggler effect (SE) of the steps; null: unknown", examples=[0.1]
     )
     waste: float | None = Field(
-        description="mean straggler waste of the steps; null: unknown", examples=[0.06]
+        description="straggler waste: mean share of a step's compute phase that a rank spends "
+        "waiting for the slowest rank; null: unknown",
+        examples=[0.06],
     )
     worker_hours: float = Field(description="hours of all ranks together", examples=[8.0])
     waiting_hours: float = Field(

@@ -41,7 +41,7 @@ router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[D
 
 # Maximum number of steps in a view that is requested with `since` or `last`.
 _VIEW_STEPS = 2_000
-# Maximum number of segments in a view, the newest ones. `coasts` covers the whole range of steps.
+# Maximum number of segments in a view. The newest segments are returned.
 _VIEW_SEGMENTS = 200
 # Maximum numbers of segments and of evaluations in a view with `since`, the newest ones.
 _NEW_SEGMENTS = 50

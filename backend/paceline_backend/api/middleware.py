@@ -62,9 +62,9 @@ _TOO_LARGE = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 class BodyLimit:
     """ASGI middleware that responds with 413 to a body of more than `limit` bytes.
 
-    It never reads more than the limit. FastAPI's `max_body_size` does not suffice: if no route
-    reads the body, the response is not a problem document, and in pages of Dash, the error that
-    `max_body_size` raises becomes a 500.
+    It never reads more than the limit. FastAPI's `max_body_size` does not suffice. If no route
+    reads the body, the response of `max_body_size` is not a problem document. In pages of Dash, the
+    error that it raises becomes a 500.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
@@ -131,7 +131,7 @@ class WakeWorkers:
         try:
             await self.app(scope, receive, send)
         finally:
-            # Wake open event streams even after a failure: the request may have committed a change
-            # before it failed.
+            # Wake the workers even after a failure: the request may have committed a change before
+            # it failed.
             if scope["type"] == "http" and scope["method"] not in SAFE_METHODS:
                 await run_in_threadpool(streams.wake, self.bus)

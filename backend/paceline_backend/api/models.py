@@ -58,8 +58,8 @@ def plain(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-# Maximum total length of a run's arguments, and of its environment variables. Linux has this limit
-# for a single argument. Also, each response that lists runs contains the arguments of every run.
+# Maximum total length of a run's arguments, and of its environment variables. Linux limits a single
+# argument to this length. The limit also keeps lists of runs small, which contain all arguments.
 _MOST_TEXT = 131_072  # characters
 
 Text = Annotated[str, AfterValidator(_text)]
@@ -196,7 +196,9 @@ class RunFigures(BaseModel):
         description="mean straggler effect (SE) of the steps; null: unknown", examples=[0.1]
     )
     waste: float | None = Field(
-        description="mean straggler waste of the steps; null: unknown", examples=[0.06]
+        description="straggler waste: mean share of a step's compute phase that a rank spends "
+        "waiting for the slowest rank; null: unknown",
+        examples=[0.06],
     )
 
 

@@ -1,4 +1,4 @@
-"""REST: nodes: their list, their agents' credentials, cordons, checks, and their history.
+"""REST: list of nodes, credentials of their agents, cordons, speed measurements, and history.
 
 An agent requests a session (its credentials) before it connects to the bus. An operator can cordon
 a node, so that it gets no new run, and can request a new measurement of the machine's speed. An

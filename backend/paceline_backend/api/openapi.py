@@ -1,9 +1,9 @@
 """The page that shows the OpenAPI document, and additions to the document that FastAPI generates.
 
-FastAPI lacks three facts. Middleware reads the header `Idempotency-Key`, so no route declares it.
-Some routes require `If-Match`, but declare it as optional, so that they can answer 428 to a request
-without it. And all errors have the same schema, which FastAPI would repeat for each status of each
-route.
+The generated document needs three corrections. Middleware reads the header `Idempotency-Key`, so no
+route declares it. Some routes require `If-Match`, but declare it as optional, so that they can
+answer 428 to a request without it. All errors have the same schema, which FastAPI would repeat for
+each status of each route.
 """
 
 from __future__ import annotations

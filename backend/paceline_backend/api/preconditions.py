@@ -1,4 +1,4 @@
-"""Changes: the requester of a change, and the revision of the run that it is based on (`If-Match`).
+"""Parameters of changes: the requester, and the revision that the caller has seen (`If-Match`).
 
 A route that changes a run declares a parameter of type `Expected`: the revision that the caller has
 seen. `requester_of` returns the sender of the request; a route without a body declares a parameter

@@ -92,8 +92,8 @@ class Report(BaseModel):
         "its synchroniser"
     )
     fallbacks: list[Fallbacks] = Field(
-        description="segments that were all-reduced despite relaxed synchronisation, by policy "
-        "version and reason; empty: none"
+        description="segments whose gradients were all-reduced although their policy relaxes "
+        "synchronisation, by policy version and reason; empty: none"
     )
     quality: Quality
     cost: RunCost | None = Field(

@@ -158,5 +158,5 @@ def _rule(app: FastAPI, path: str, methods: frozenset[str], context: RouteContex
     limits = [rule.roles for rule in own if rule.roles is not None]
     rule = Allow(frozenset.intersection(*limits)) if limits else ANYBODY
     # A viewer must not change anything. A route that changes something therefore needs a stricter
-    # rule than `VIEWER`, even if that is the default of its router.
+    # rule than `VIEWER`, even if `VIEWER` is the default rule of its router.
     return rule if methods <= SAFE_METHODS or rule.changes else None

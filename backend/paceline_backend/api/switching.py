@@ -114,7 +114,7 @@ class ReportedEffect(SwitchEffect):
     words: str = Field(examples=["Steps take 56 % less time for the same load (53 to 58 %)."])
     metrics: list[MetricChange] = Field(
         description="metrics of evaluations before and after the switch, if one of the policies "
-        "changes the training; they may differ only because the training continued"
+        "changes the training; they may differ merely because the training continued"
     )
     metrics_words: str = Field(
         description="`metrics` as sentences; empty: no metrics", examples=[""]

@@ -82,11 +82,11 @@ class DeviceInfo(BaseModel):
 
 
 class WorkerSummary(BaseModel):
-    """Means over a rank's newest steps, unless the description of a field differs."""
+    """Means over a rank's newest steps, unless the description of a field says otherwise."""
 
     rank: int = Field(examples=[0])
     steps: int = Field(
-        description="number of the newest steps that the rank reported", examples=[50]
+        description="number of steps over which the rank's means are computed", examples=[50]
     )
     samples: float = Field(examples=[16.0])
     load: float = Field(examples=[5120.5])
@@ -139,10 +139,10 @@ class StepAxis(BaseModel):
     """The steps that columns cover, and the number of steps per point."""
 
     from_: int | None = Field(
-        alias="from", description="first step of the range with data; null: none", examples=[0]
+        alias="from", description="first step in the range that has data; null: none", examples=[0]
     )
     to: int | None = Field(
-        description="last step of the range with data; null: none", examples=[999]
+        description="last step in the range that has data; null: none", examples=[999]
     )
     bucket: int = Field(
         description="number of steps per point; above 1: a point combines several steps",
@@ -258,7 +258,8 @@ class SegmentInfo(BaseModel):
     )
     fallback: str = Field(
         description="why ranks all-reduced gradients although another synchroniser was planned; "
-        "empty: they did not, or it is unknown, as before the optimiser's first step",
+        "empty: they used the planned one, or it is not known yet, for example before the "
+        "optimiser's first step",
         examples=[""],
     )
 
@@ -296,9 +297,9 @@ class RoundInfo(BaseModel):
         description="number of samples whose gradients were too old to be applied", examples=[0]
     )
     waited_s: float = Field(
-        description="response time: seconds from the end of the previous round to the call of this "
-        "round; for a mean of two replicas, from a rank's request until it reached the other rank; "
-        "for a mean of all replicas, 0",
+        description="response time: seconds from the end of the previous round until this round "
+        "was started; for a mean of two replicas, from a rank's request until the request reached "
+        "the other rank; for a mean of all replicas, 0",
         examples=[0.012],
     )
     reduced_s: float = Field(
@@ -420,7 +421,7 @@ class InForce(BaseModel):
     )
     rounds_per_s: float | None = Field(examples=[61.5])
     gradients_per_s: float | None = Field(
-        description="number of gradients per second that were applied; null: unknown",
+        description="number of gradients that were applied per second; null: unknown",
         examples=[190.6],
     )
     words: str = Field(examples=["rna (partial), steps 64–311: 1,204 rounds of 3.1 of 4 ranks"])
@@ -473,7 +474,7 @@ class Chosen(BaseModel):
         alias="from", description="first step under the chosen synchroniser", examples=[128]
     )
     why: str = Field(
-        description="reason for the choice, with the figures on which it was based",
+        description="reason for the choice, with the measurements on which it was based",
         examples=["all-reduce: fewer than 16 steps have been measured since the last change"],
     )
 
@@ -486,7 +487,7 @@ class Chosen(BaseModel):
 
 
 class Fallbacks(BaseModel):
-    """Segments that were all-reduced for one reason although another synchroniser was planned."""
+    """Segments that used an all-reduce instead of the planned synchroniser, for one reason."""
 
     version: int = Field(examples=[1])
     policy: str = Field(examples=["rna"])
@@ -739,7 +740,8 @@ def get_synchronisation(request: Request, run: str, steps: Steps, points: Points
     """Return how gradients were synchronised.
 
     The response has sums per policy version, values over time, the policies' choices of
-    synchronisers, and segments that were all-reduced instead. An all-reduce has no rounds.
+    synchronisers, and segments that used an all-reduce instead of their synchroniser. An all-reduce
+    has no rounds.
     """
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)

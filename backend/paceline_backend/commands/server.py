@@ -177,7 +177,7 @@ class NetworkOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Alerts, costs and retention of runs."""
+    """Options about alerts, costs, and the deletion of old runs."""
 
     webhook_to: Annotated[
         str | None,
@@ -389,12 +389,12 @@ def _write_token(path: Path, token: str) -> None:
 def token_kept(server: str, token: str, data: Path | None) -> Iterator[None]:
     """Write the token to files, so that this user's commands find it while the server runs.
 
-    One file is the user's own token file, from which the token is removed when the block ends. The
-    other file is `token` in the directory `data`, which stays there; None: no such file. If `data`
-    is given, a failure to write the user's file is only logged.
+    One file is the user's own token file, from which the token is removed when the block ends. If
+    `data` is given, the token is also written to the file `token` in this directory, which is kept.
+    A failure to write the user's file is then only logged.
 
     Raises:
-        PacelineError: the file in `data` cannot be written; or there is none, and the user's file
+        PacelineError: the file in `data` cannot be written; or `data` is None, and the user's file
             cannot be written.
     """
     from paceline.node import tokens

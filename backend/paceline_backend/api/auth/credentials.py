@@ -111,7 +111,7 @@ class CredentialCheck:
         return self._cookie(browser)
 
     def leave(self, browser: Holder, address: str) -> None:
-        """Log a browser out, together with the browsers that logged in by its links."""
+        """Log out a browser, and all browsers that used login links that it had requested."""
         with self._store.write() as connection:
             tokens.revoke(connection, browser.id)
             _record(connection, "logout", browser, address, {"browser": browser.id})

@@ -105,7 +105,7 @@ class Login:
         return _entered(request, cookie, target)
 
     def _counted(self, address: str) -> int:
-        """Count the attempt as failed in advance: concurrent attempts cannot bypass the limit.
+        """Count the attempt as failed before it is checked, so that parallel attempts are limited.
 
         If the address must wait, return the seconds, and do not count the attempt. Otherwise count
         it and return 0. If the token is right and too long to be guessed, callers ignore the wait,
