@@ -1,8 +1,8 @@
 """Data frames and figures made from the server's answers.
 
-`server` reads tables with `of_csv`, `of_columns` and `of_rows` as data frames of pandas or polars,
-and draws a run with `figure`. The libraries are imported only here and only when they are used;
-without one of them, functions raise a `PacelineError` that names the package to install.
+The module `server` calls `of_csv` and `of_rows` to make data frames of pandas or polars, and
+`figure` to plot a run. The libraries are imported only here and only when they are used; without
+one of them, functions raise a `PacelineError` that names the package to install.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def of_columns(columns: Mapping[str, Sequence[Any]], frames: Frames) -> DataFram
 
 
 def of_rows(rows: Sequence[Mapping[str, Any]], frames: Frames) -> DataFrame:
-    """Make a data frame from rows with equal keys; lists and mappings become JSON."""
+    """Make a data frame from rows with equal keys; values that are lists or dicts become JSON."""
     names = list(rows[0]) if rows else []
     return of_columns({name: [_plain(row.get(name)) for row in rows] for name in names}, frames)
 

@@ -85,10 +85,11 @@ class Server:
             left = None if left is None else left - len(page["items"])
 
     def history(self, by: Sequence[str] | str = ("day",), **which: Any) -> DataFrame:
-        """Return the totals of runs and their costs, a row for each group.
+        """Return the totals and the cost of each group of runs, a row for each group.
 
         Args:
-            by: any of ``day``, ``run``, ``node``, ``policy``, ``tag``, ``device``, ``backend``.
+            by: properties that define the groups: any of ``day``, ``run``, ``node``, ``policy``,
+                ``tag``, ``device``, ``backend``.
             which: as in `runs`; also ``from_day`` and ``to_day``, Unix times.
         """
         groups = [by] if isinstance(by, str) else list(by)
@@ -96,9 +97,9 @@ class Server:
         return frames.of_rows(rows, self.frames)
 
     def compare(self, *sides: str) -> dict[str, Any]:
-        """Return two to six runs, or parts of runs, side by side, as ``GET /compare`` answers.
+        """Compare two to six runs, or parts of runs; return the answer of ``GET /compare``.
 
-        A side is ``RUN``, ``RUN:100-499`` (steps) or ``RUN@1`` (policy version).
+        Each of `sides` is ``RUN``, ``RUN:100-499`` (steps) or ``RUN@1`` (policy version).
         """
         whole = [self._side(side) for side in sides]
         return dict(self.client.call("GET", "/compare", params={"side": whole}))
@@ -135,7 +136,7 @@ class Runs(list["Run"]):
         self._frames = server.frames
 
     def table(self) -> DataFrame:
-        """Return a data frame with a row for each run, and columns for its figures and its cost."""
+        """Return a data frame with a row for each run, and columns for its metrics and its cost."""
         rows = [
             {**run.about, **(run.about["figures"] or {}), **_cost_of(run.about)} for run in self
         ]
@@ -197,7 +198,7 @@ class Run:
     ) -> DataFrame:
         """Return the steps of each rank, a row for each step and rank, with all stored fields.
 
-        The arguments that select steps are those of `steps`. `ranks` None: all ranks.
+        `first`, `last`, `since` and `until` select steps as in `steps`. `ranks` None: all ranks.
         """
         query = {"from": first, "to": last, "since": since, "until": until}
         return self._table("worker-steps", {**query, "ranks": _ranks(ranks)})
@@ -207,11 +208,11 @@ class Run:
         return self._table("rounds", {})
 
     def segments(self) -> DataFrame:
-        """Return the run's segments: the plans that the ranks have trained."""
+        """Return the run's segments, a row for each."""
         return self._table("segments", {})
 
     def switches(self) -> DataFrame:
-        """Return the policies that were requested, a row for each switch."""
+        """Return the run's policy switches, a row for each requested policy."""
         return self._table("switches", {})
 
     def epochs(self) -> DataFrame:
@@ -223,7 +224,7 @@ class Run:
         return self._rows("/effects")
 
     def workers(self) -> DataFrame:
-        """Return each rank's recent figures."""
+        """Return recent measurements of each rank."""
         return self._rows("/workers")
 
     def devices(self) -> dict[str, Any]:

@@ -56,7 +56,8 @@ class LogSelection:
         int | None,
         typer.Option(
             min=0,
-            help="Print only logs of this attempt: the number of a start of the ranks, from 0.",
+            help="Print only logs of this attempt. Attempts are the starts of the ranks, numbered "
+            "from 0.",
             show_default="the newest",
         ),
     ] = None
@@ -86,7 +87,7 @@ class LogSelection:
         return ("stdout", "stderr") if self.output == "both" else (self.output,)
 
     def of(self, files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the selected ones of the given logs; all ranks' logs are of one attempt."""
+        """Return the selected logs. Ranks' logs are all of one attempt, by default the newest."""
         if self.launcher:
             return [file for file in files if file["rank"] is None]
         mine = [

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePlace:
-    """Options that an engine passes: the run, and its own names of this process and machine."""
+    """Options that an engine passes: the run, and the engine's names of process and machine."""
 
     run: Annotated[
         str | None,
@@ -56,8 +56,8 @@ class EnginePlace:
         str,
         typer.Option(
             help="The name that the engine uses for this machine, such as Slurm's "
-            "$SLURMD_NODENAME. With it, a cordon of this node can also exclude the machine in the "
-            "engine."
+            "$SLURMD_NODENAME. With it, `paceline cordon` can also make the engine give the "
+            "machine no new jobs."
         ),
     ] = ""
 

@@ -251,7 +251,7 @@ class Connection:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConnection:
-    """The connection of this machine, as a node with a data directory, to a server."""
+    """The connection to a server, and this machine's name and data directory as a node."""
 
     server: Server = None
     node: Node = None
@@ -270,7 +270,7 @@ class NodeConnection:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeOptions:
-    """Reason for a change to a run, and its confirmation, for commands that can print JSON."""
+    """Options of commands that change a run: the reason, and ``--yes`` to skip the confirmation."""
 
     why: Why = ""
     yes: YesJson = False
@@ -327,7 +327,7 @@ def confirm(question: str, yes: bool, as_json: bool = False) -> None:
 
 
 def data_directory(path: Path | None) -> Path:
-    """Return the directory of runs from a command's option; create it if it is missing."""
+    """Return the data directory, by default `default_data`; create it if it is missing."""
     from paceline.node import rundir
 
     return rundir.open_data(path or rundir.default_data())

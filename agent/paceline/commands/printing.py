@@ -54,7 +54,7 @@ def _longest_word(cells: Iterable[Any]) -> int:
 
 
 def plain(words: str) -> str:
-    """Escape control characters: a terminal would execute them, and any client may write them."""
+    """Escape control characters that a client may have put in a text: a terminal executes them."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
 
 

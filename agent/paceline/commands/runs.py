@@ -377,7 +377,7 @@ def _compared(names: list[str], row: dict[str, Any]) -> dict[str, Any]:
         if change is None:
             changes.append(None)
             continue
-        # A change has no bounds if each side of the comparison has only one measurement.
+        # A change has no confidence interval if each side of the comparison has one measurement.
         if change["low"] is None:
             changes.append(form.format(change["value"]))
             continue

@@ -1,4 +1,4 @@
-"""`paceline report` and `paceline trace`: files about a run to attach, print or inspect."""
+"""`paceline report` and `paceline trace`: write files about a run, for sharing or inspection."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def trace(
 
 
 def range_of(text: str | None) -> dict[str, Any]:
-    """Parse a range of steps such as ``100:200``, ``100:`` or ``:200`` into a query."""
+    """Parse a range of steps such as ``100:200``, ``100:`` or ``:200`` into query parameters."""
     if text is None:
         return {}
     match = re.fullmatch(r"(\d{1,18})?:(\d{1,18})?", text)

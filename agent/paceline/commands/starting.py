@@ -113,7 +113,7 @@ class RankPlacement:
         return self.nodes is not None or self.backend is not None
 
     def check(self) -> None:
-        """Raise an InputError for an option that requires another option."""
+        """Raise an InputError if an option is given without another option that it requires."""
         if self.backend_option and self.backend is None:
             raise InputError("--backend-option: name the backend with --backend")
         if not self.remote and self.join_check is not None:
@@ -195,7 +195,7 @@ class DeviceEmulation:
         str | None,
         typer.Option(
             metavar="JSON|FILE",
-            help="Emulate devices as a JSON object, or a file with one, describes them. "
+            help="Emulate the devices that a JSON object, or a file with one, describes. "
             "docs/training-scripts.md lists its fields.",
         ),
     ] = None

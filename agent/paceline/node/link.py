@@ -1,4 +1,8 @@
-"""A connection to the bus. During an outage of the bus, calls return None and raise nothing."""
+"""A connection to the bus. An outage of the bus raises no errors.
+
+During an outage, `Link.attempt` returns None, `Link.report` returns False, and `Commands.read`
+returns an empty list.
+"""
 
 from __future__ import annotations
 

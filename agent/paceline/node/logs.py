@@ -26,7 +26,7 @@ from paceline.node.rundir import LauncherStatus, Record
 from paceline.wire.asking import MOST_LOGS, LogFile, LogPart, NotThere, Output, ReadLog
 
 # A log that is shortened keeps `KEPT_FIRST` bytes at its start and `KEPT_LAST` at its end. Until it
-# is shortened again, up to twice as many bytes may be left at its end.
+# is shortened again, it may have up to twice `KEPT_LAST` bytes at its end.
 KEPT_FIRST, KEPT_LAST = 1 << 20, 64 << 20
 # Modes of Linux's fallocate.
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1

@@ -1,7 +1,7 @@
 """Permissions of files that hold secrets: databases, logs, spools and tokens.
 
-The command line calls `files` when it starts. A file that an option names as secret is read by
-`secret`, or checked by `check`.
+The command line calls `files` when it starts. If an option names a file with a secret,
+`secret` reads the file, or `check` checks its permissions.
 """
 
 from __future__ import annotations

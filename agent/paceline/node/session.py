@@ -54,7 +54,7 @@ def of_node(client: Client, node: str, address: str | None = None) -> BusSession
 
 
 def of_run(client: Client, run: str) -> BusSession:
-    """Request the session of a run in the foreground; the run is registered with the server."""
+    """Request the session of a foreground run, which must already be registered with the server."""
     info = client.version()
     check_bus(client, info)
     answer = client.session(f"/runs/{run}")

@@ -127,7 +127,9 @@ class Spool:
             logger.warning("spooled telemetry was removed before it was sent: %s", error)
             self.lost += self._open_records
         except OSError as error:
-            logger.warning("spooled telemetry stays here until the run has ended: %s", error)
+            logger.warning(
+                "spooled telemetry stays on this node until the run has ended: %s", error
+            )
 
     def note_dropped(self, records: int) -> None:
         """Store the total number of records that this writer has lost; `dropped` reads it."""

@@ -327,7 +327,7 @@ class Supervisor:
             env["PACELINE_SPOOL"] = str(self.directory / "spool")
         env["PACELINE_FIRST_ATTEMPT"] = str(self._launch.attempt)
         env["PACELINE_MEMORY"] = str(self.directory / "memory")
-        # Several nodes get no directory for checkpoints, because they may share no directory.
+        # On several nodes there is no directory for checkpoints, as they may share no file system.
         if self._launch.nodes_max == 1:
             env["PACELINE_CHECKPOINTS"] = str(self.directory / "checkpoints")
         if self._ranks is not None and observation.observed(env):

@@ -1,4 +1,4 @@
-"""Storage of the token of a server on this machine, in a file that only its user can read.
+"""Storage of the token of a server on this machine, in a file that only the server's user can read.
 
 A server that was started without a token generates one. While the server runs, it keeps the token
 in a file named after its address, and locks the file. The command line, agents and demos read the

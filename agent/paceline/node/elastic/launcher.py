@@ -45,7 +45,7 @@ from paceline.node.rundir import LauncherStatus
 from paceline.wire import RENDEZVOUS_GONE
 
 _LAUNCHER_POLL_S = 0.1
-# Restart limit that TorchElastic gets if `Roll` counts the failures instead: never reached.
+# Restart limit for TorchElastic if `Roll` counts the failures: a number that is never reached.
 _UNBOUNDED = 2**31 - 1
 
 
@@ -107,8 +107,8 @@ def launch(order: NodeLaunch) -> LauncherStatus:
 def _outcome(agent: RankAgent) -> LauncherStatus:
     """Run an agent until its ranks end; return the launcher's final status.
 
-    Raise a RendezvousConnectionError if the rendezvous is gone, and a SignalException if a signal
-    ends this launcher; the other launchers then continue.
+    Raise a RendezvousConnectionError if the rendezvous is gone. If a signal ends this launcher,
+    raise a SignalException; the other launchers continue.
     """
     handler = agent.get_worker_group().spec.rdzv_handler
     try:

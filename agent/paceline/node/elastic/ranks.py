@@ -39,8 +39,8 @@ from paceline.node.rundir import EndedRanks, LauncherStatus
 from paceline.wire import FAILED_ELSEWHERE
 
 # Seconds between requesting that ranks end and killing them: after a failure, and on a stop. A stop
-# takes longer, because ranks save a declared checkpoint. Slurm and Kubernetes kill the launcher
-# 30 s after a stop.
+# may take longer, because the ranks may save a checkpoint first. Slurm and Kubernetes kill the
+# launcher 30 s after a stop.
 KILL_RANKS_AFTER_S, STOP_GRACE_S = 5, 25
 # Seconds to wait for further failures before the first failure is determined. A rank that raises an
 # exception may exit later than peers that fail because of this exception.
@@ -175,7 +175,7 @@ class RankAgent(LocalElasticAgent):
         raise RendezvousTimeoutError
 
     def _exit_barrier(self) -> None:
-        """Wait until the ranks of all launchers that have not left the run have ended.
+        """Wait until the ranks of all launchers have ended, except launchers that left the run.
 
         The launcher that serves the rendezvous must not end earlier. Without the rendezvous, the
         other launchers would end their ranks.
@@ -224,9 +224,9 @@ class RankAgent(LocalElasticAgent):
             super()._restart_workers(worker_group)
 
     def _end_in_order(self, worker_group: WorkerGroup, patience_s: float) -> bool:
-        """Wait until the ranks have ended after the same step, or until this is impossible.
+        """Wait until the ranks have ended after the same step.
 
-        That is the case if a node is lost, a rank fails, or `patience_s` seconds have passed.
+        Stop waiting if a node is lost, a rank fails, or `patience_s` seconds have passed.
         Return False if training is over, because all ranks of this node have finished.
         """
         handler = worker_group.spec.rdzv_handler
@@ -236,9 +236,9 @@ class RankAgent(LocalElasticAgent):
             if index == 0:
                 self._reform.touch()
             deadline = time.monotonic() + patience_s
-            # A launcher that is gone has either ended its ranks after this step already, or was
-            # lost. If a rank of this node has ended for the change of nodes, the launcher was only
-            # faster. Otherwise it was lost, and the ranks cannot reach the same step.
+            # A launcher that is gone was either lost, or has already ended its ranks after the same
+            # step. If a rank of this node has ended so that nodes can join or leave, the launcher
+            # was only faster. Otherwise it was lost, and the ranks cannot reach the same step.
             while (
                 None in codes.values()
                 and not self._failed(codes)

@@ -17,7 +17,7 @@ class FirstFailure(msgspec.Struct, frozen=True):
 
     node: str
     # Time at which the failed rank last wrote to its log, on the node's clock. In a `RollEntry` and
-    # in a `RollRound`, it is on the clock of the launcher that makes the roll call.
+    # in a `RollRound`, it is on the clock of the launcher that made the previous roll call.
     at: float
     exit_code: int
     message: str

@@ -16,8 +16,8 @@ from typing import Any
 from paceline.wire import GpuState
 
 # Bits in which NVML reports why a GPU's clock is below its maximum, with words for the reasons. Two
-# bits are left out: that of an idle GPU (1), and that of the power limit (4), at which a busy GPU
-# always is.
+# bits are left out: 1 means that the GPU is idle, and 4 that it runs at its power limit, as a busy
+# GPU always does.
 _REASONS = {
     0x02: "a user-set clock limit",
     0x08: "the hardware",

@@ -112,7 +112,7 @@ PROVIDERS: dict[str, Provider] = {
 
 
 def provider_of(name: str) -> Provider:
-    """Return a provider by its name, or by the URL of a user's own notice."""
+    """Return a known provider by its name, or make a provider for a user's own URL."""
     if name in PROVIDERS:
         return PROVIDERS[name]
     if name.startswith(("http://", "https://")):
@@ -172,7 +172,7 @@ class Notices:
             self._answers = True
 
     def _named(self, client: httpx.Client) -> str:
-        """Return this machine's name at the provider; empty if notices are only for it."""
+        """Return this machine's name at the provider; empty if all notices are for this machine."""
         if self._provider.name_url and not self._name:
             answer = client.get(self._provider.name_url, headers=self._headers(client))
             answer.raise_for_status()

@@ -145,7 +145,7 @@ def _alike(examined: Sequence[Examined]) -> list[Finding]:
 def _wait(supervisor: Supervisor, reports: Path, nproc: int, timeout_s: float) -> bool:
     """Wait until the ranks end; return True if they still run at the end of the time limit.
 
-    The limit is `timeout_s` seconds, and `_PROCESSES_END_S` once all ranks have reported.
+    The limit is `timeout_s` seconds. Once all ranks have reported, `_PROCESSES_END_S` are left.
     """
     deadline, all_reported = time.monotonic() + timeout_s, False
     while supervisor.running:

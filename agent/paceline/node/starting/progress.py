@@ -13,10 +13,10 @@ from paceline.node.client import Client
 from paceline.wire import State
 
 _POLL_S = 1.0
-# Seconds between two requests for the verdict, which takes the server longer than the figures.
+# Seconds between two requests for the verdict. It takes the server longer than the other values.
 _VERDICT_POLL_S = 5.0
 _TIMEOUT_S = 5.0
-# Number of newest steps over which figures are averaged.
+# Number of newest steps over which `Progress.step_s` and `Progress.waste` are averaged.
 _AVERAGED_STEPS = 50
 
 # Levels of the verdict at which the verdict is shown, with their labels.
@@ -71,7 +71,7 @@ class Progress:
 
     @property
     def figures(self) -> list[str]:
-        """The known figures in words, from the epoch to the remaining time."""
+        """The known values in words, from the epoch to the remaining time."""
         if self.step is None:
             return [f"{self.state} …"]
         epoch = f"epoch {(self.epoch or 0) + 1}"
@@ -90,13 +90,13 @@ class Progress:
 
     @property
     def judged(self) -> str:
-        """Severity and verdict on one line; empty if `LEVELS` has no label for it."""
+        """The verdict after the label of its level; empty if `LEVELS` has no such label."""
         said = LEVELS.get(self.level)
         return f"{said}: {self.verdict}" if said and self.verdict else ""
 
     @property
     def line(self) -> str:
-        """All figures, the policy and the verdict on one line."""
+        """The known values, the policy and the verdict on one line."""
         parts = [*self.figures, *([f"policy {self.policy}"] if self.policy else [])]
         return ", ".join(parts) + (f". {self.judged}" if self.judged else "")
 

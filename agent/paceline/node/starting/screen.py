@@ -123,7 +123,7 @@ class Terminal:
         self._held.close()
 
     def writer(self, stream: IO[bytes]) -> Callable[[bytes], None]:
-        """Return a function that writes above the progress if the stream is the terminal."""
+        """Return a function that writes above the progress; if the stream is no terminal, to it."""
         if not stream.isatty():
             return copying(stream)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -155,7 +155,7 @@ class Terminal:
         self._live.refresh()
 
     def _drawn(self) -> Group:
-        """Return the rows to draw: incomplete line, figures with a bar, and policy with verdict."""
+        """Return the rows to draw: incomplete line, progress bar and values, policy and verdict."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table

@@ -1,4 +1,4 @@
-"""`paceline run --nodes`: a run that agents train on several nodes, followed from a terminal."""
+"""`paceline run --nodes`: starts a run on several nodes with agents, and shows its progress."""
 
 from __future__ import annotations
 
