@@ -211,7 +211,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     @property
     def _in_training(self) -> bool:
-        """Return True in a step of the training loop, but not in another loader's loop within it."""
+        """Return True in a step of the training loop, but not in a nested loop of another loader."""
         return (
             self._driven is not None
             and self.num_processes > 1

@@ -253,7 +253,7 @@ class Session:
         """Return the number of steps in a whole epoch, which is also ``len(loader)``.
 
         The number is the same under every policy. With a token budget, epochs differ by a few
-        steps. Then the number is that of the current epoch; between epochs, that of the next one.
+        steps. Then the number is for the current epoch; between epochs, it is for the next one.
         `total_steps` counts several epochs.
 
         Use the number for schedules of the learning rate::
