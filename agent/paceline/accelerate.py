@@ -211,7 +211,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     @property
     def _in_training(self) -> bool:
-        """Return True in a step of the training loop, but not in a nested loop of another loader."""
+        """Return True in a step of the training loop, outside of any nested loop over a loader."""
         return (
             self._driven is not None
             and self.num_processes > 1
