@@ -230,7 +230,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         if self._driven is not None:
             raise PacelineError(
                 "a second DataLoader with shuffle=True was prepared, but an Accelerator supports "
-                "one: evaluate with shuffle=False, and create another Accelerator for other "
+                "only one: evaluate with shuffle=False, and create another Accelerator for other "
                 "training"
             )
         options = options_of(loader)

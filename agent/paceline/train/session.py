@@ -348,7 +348,8 @@ class Session:
         if self._loop.context.terms.loss_mean == "ranks" and shares_statistics(model, batchnorm):
             raise ValueError(
                 "loss_mean='ranks' and synchronised BatchNorm cannot be combined: BatchNorm "
-                "weights ranks by samples; use session.wrap(model, batchnorm='local')"
+                "weights ranks by samples, but this loss_mean weights them equally; use "
+                "session.wrap(model, batchnorm='local')"
             )
         adapt(model, batchnorm or "local", self._loop.current)
         wrapped = wrap(model, self._loop.current, options)
