@@ -1,4 +1,4 @@
-"""Paceline removes stragglers from data-parallel PyTorch training: the library and the node agent.
+"""Library and node agent of Paceline, which removes stragglers from data-parallel training.
 
 Training scripts import `Session` and the other names of `__all__` from this package. Names that
 need torch are loaded on first use, so that agents and servers can import the package without torch.

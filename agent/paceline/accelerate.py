@@ -192,7 +192,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     def join_uneven_inputs(self, *_: Any, **__: Any) -> NoReturn:
         """Raise a PacelineError: with Paceline's loader, all ranks have equally many batches."""
         raise PacelineError(
-            "join_uneven_inputs: Paceline's loader ends on all ranks together: leave it out"
+            "join_uneven_inputs: Paceline's loader ends on all ranks together: leave the call out"
         )
 
     def free_memory(self, *objects: Any) -> Any:
@@ -211,7 +211,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     @property
     def _in_training(self) -> bool:
-        """Return True if the script is in a step of the training loop, not in a loop within it."""
+        """Return True in a step of the training loop, outside of any nested loop over a loader."""
         return (
             self._driven is not None
             and self.num_processes > 1
@@ -230,7 +230,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         if self._driven is not None:
             raise PacelineError(
                 "a second DataLoader with shuffle=True was prepared, but an Accelerator supports "
-                "one: evaluate with shuffle=False, and create another Accelerator for other "
+                "only one: evaluate with shuffle=False, and create another Accelerator for other "
                 "training"
             )
         options = options_of(loader)
@@ -283,11 +283,10 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 def wrap_prepared(
     accelerator: accelerate.Accelerator, session: Session, model: nn.Module, batchnorm: str | None
 ) -> nn.Module:
-    """Call `Session.wrap` for a model that Accelerate prepared for evaluation.
+    """Call `Session.wrap` for a model to train, which Accelerate has prepared as if for evaluation.
 
-    Accelerate has already moved the model to its device and put its forward pass under autocast.
-
-    This function raises the errors of `Session.wrap`.
+    So Accelerate has moved the model to its device and put its forward pass under autocast, but has
+    not wrapped it in DistributedDataParallel. This function raises the errors of `Session.wrap`.
     """
     handler = accelerator.ddp_handler
     options: dict[str, Any] = handler.to_kwargs() if handler is not None else {}

@@ -237,7 +237,7 @@ class ResumeOptions:
     ] = None
 
     def elsewhere(self) -> dict[str, Any]:
-        """Return the REST fields that move the run; empty if no option moves it."""
+        """Return the REST fields for the options that choose other nodes or another backend."""
         from paceline.node.starting.several import counted
 
         asked: dict[str, Any] = {"backend": self.backend, "nproc": self.nproc}

@@ -23,7 +23,7 @@ def observed(variables: Mapping[str, str]) -> bool:
 
 
 def extended(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables, with additions that make Python processes observed."""
+    """Return the environment variables with additions, so that Python processes are observed."""
     path = variables.get("PYTHONPATH")
     parts = [str(SITE), *([path] if path else [])]
     return {**variables, VARIABLE: "1", "PYTHONPATH": os.pathsep.join(parts)}

@@ -80,7 +80,7 @@ class _Closing(TorchConfigContextManager):  # type: ignore[misc]
 
 
 class _Backend(_TorchBackend):  # type: ignore[misc]
-    """Backend that sends the run's variables to the workers before their process group exists."""
+    """Backend that sends environment variables to the workers before their process group exists."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -400,7 +400,10 @@ class Trainer(PacelineMixin, transformers.Trainer):  # type: ignore[misc]
 
 
 class _Ends(TrainerCallback):  # type: ignore[misc]
-    """Callback that ends the loader's epoch after each epoch of Trainer, and then the session."""
+    """Callback that ends the loader's epoch after each epoch of Trainer.
+
+    It closes the session after the training.
+    """
 
     def __init__(self, mixin: PacelineMixin) -> None:
         self._mixin = mixin

@@ -169,7 +169,7 @@ def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
     ):
         raise ValueError(
             "the training DataLoader has a custom sampler, but Paceline plans which samples a "
-            "batch has: create it with batch_size=… and shuffle=True"
+            "batch has: create the DataLoader with batch_size=… and shuffle=True"
         )
     if sampler.replacement or sampler.num_samples != len(loader.dataset):  # type: ignore[arg-type]
         raise ValueError(

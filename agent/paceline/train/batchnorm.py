@@ -245,7 +245,7 @@ class Exchange:
         return self.running.step.weight if self.running.step.samples else 0.0
 
     def add_up(self, values: Tensor) -> None:
-        """Replace values by their sums over all ranks. This time does not count as computing."""
+        """Replace values by their sums over all ranks; the reduction's time counts as waiting."""
         with self.running.in_collective(), self.current.own_collective():
             dist.all_reduce(values, group=self.current.group)
 
@@ -370,7 +370,7 @@ class RunningStatistics:
     def __init__(self, current: CurrentStep, models: Sequence[Wrapped]) -> None:
         self._current, self._models = current, models
         # Number of samples that this rank has trained since the statistics were last averaged. The
-        # loop adds the samples of each turn.
+        # loop adds the samples of each iteration.
         self.samples = 0
 
     @property

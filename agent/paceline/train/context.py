@@ -1,4 +1,4 @@
-"""Description of a run that a rank has before the first step, passed as one argument.
+"""One object with what a rank knows about its run before the first step.
 
 `Session` makes a `RunContext` after the ranks' start-up. `session.profile` replaces its limits, and
 so does the loop if memory ran out in an earlier attempt. From the first step on, the context does

@@ -98,7 +98,7 @@ class CurrentStep:
         # and returns the error to raise.
         self.reducing: Callable[[RunningStep, int], None] = lambda running, model: None
         self.explained: Callable[[Exception], Exception] = lambda error: error
-        # Function that is called before each forward pass that computes gradients.
+        # Function that is called before each forward pass with gradients enabled.
         self.forward: Callable[[], None] = lambda: None
         # Number of wrapped models.
         self.models = 0

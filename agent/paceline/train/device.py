@@ -1,7 +1,7 @@
 """Device that a rank computes on, and emulation of slower devices.
 
-`Device` sets a step's number of CPU threads, has the clock and the memory use of the model's
-device, and delays steps as an emulated device would.
+`Device` sets a step's number of CPU threads, provides the clock of the model's device, measures its
+memory use, and delays steps as an emulated device would.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ class Device:
     def __init__(self, emulate: str | None, rank: int, world: int) -> None:
         self._rank = rank
         self._emulation = Emulation.parse(emulate, world) if emulate is not None else None
-        # The number of CPU threads that the script uses, while the plan's number replaces it; else
-        # None.
+        # The script's own number of CPU threads, while the plan's number is in use; else None.
         self._own_threads: int | None = None
-        # False if `begin` would do nothing in a step for which the plan sets no number of threads.
+        # True if `begin` must be called even for a step without a planned number of threads.
         self.changes_steps = emulate is not None
         # The clock of the model's device.
         self.clock: Clock = CpuClock()
@@ -115,8 +114,8 @@ class Device:
         Return None if no device is emulated, or if the rank has no samples in the step.
         """
         emulation = self._emulation
-        # If `serial` is below 1, the number of threads only shortens the emulated compute time. The
-        # real number of threads stays as it is.
+        # `serial` is the fraction of a step that threads cannot speed up. If it is below 1, the
+        # plan's number of threads changes only the emulated time, not the real number of threads.
         if emulation is None or emulation.serial == 1:
             self._take_threads(step.threads)
         if emulation is None or not step.samples:

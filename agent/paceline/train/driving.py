@@ -1,8 +1,8 @@
 """Environment variables that a driver passes to the ranks that it starts; see `core.driver`.
 
-A driver is a script that starts the ranks itself, as with Ray Train. It calls `of_driver` and, with
-the `whereabouts` of each rank, `variables_of`. Each rank then calls `set_variables` with its
-variables.
+A driver is a script that starts the ranks itself, as with Ray Train. It calls `of_driver`, and
+passes the result and the `whereabouts` of each rank to `variables_of`. Each rank then calls
+`set_variables` with its variables.
 """
 
 from __future__ import annotations

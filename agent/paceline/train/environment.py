@@ -30,8 +30,8 @@ class Environment:
 
     run: str | None = None
     bus: str | None = None
-    # The run's key: the leader ignores messages without a MAC made with this key. None: the run has
-    # no session, and no MAC is required.
+    # The run's key: the leader ignores messages without a MAC made with this key. None: no
+    # server has issued a key for the run, and no MAC is required.
     key: bytes | None = None
     spool: Path | None = None
     spool_bytes: int = SPOOL_BYTES

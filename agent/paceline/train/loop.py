@@ -2,8 +2,8 @@
 
 The session makes the `Loop`. The loader calls it around each iteration of the script's loop. This
 module has plain training: the plan's steps, the gate (`sync.gate.SyncGate`) at which ranks
-synchronise, the statistics of BatchNorm layers, and the rank's other parts (`wiring`). These parts
-are made in the loader's first iteration and released by `close`. Everything optional is a feature
+synchronise, the statistics of BatchNorm layers, and the parts in `wiring`, which are made in the
+loader's first iteration and released by `close`. Everything optional is a feature
 (`feature.Feature`), whose hooks the loop calls. The loop also calls two features directly:
 `WorkSharing` decides which rank trains a batch, and `Checkpoints` restores the random generators.
 The loop does not load data, and it does not compute gradients.
@@ -130,7 +130,7 @@ class Loop(TrainingState):
         return True
 
     def _connect(self) -> None:
-        """Make the rank's other parts (`wiring`) at the first iteration. All ranks call this."""
+        """Make the rank's `Wiring` at the first iteration. All ranks call this."""
         for begin in self.on.begin:
             begin()
         startup, start = self.startup, self.progress.start

@@ -53,7 +53,7 @@ def described(mesh: Any) -> list[Any] | None:
 
 
 def laned(startup: Startup, mesh: Any) -> Startup:
-    """Return the `Startup` of this rank's lane, given that of all ranks. All ranks call this.
+    """Return the `Startup` of this rank's lane; `startup` is for all ranks. All ranks call this.
 
     `mesh` is the data-parallel part of the script's mesh. If it is None or has all ranks, each rank
     is a group of its own, and the start-up stays as it is.

@@ -2,9 +2,10 @@
 
 At a session's start, `settle` finds out which ranks share a node's directory, and which samples
 each node has. `settle` returns None unless the data set is a `paceline.data.Sharded`. Otherwise
-`settle` returns the rank's `NodeData`. It passes the node's shards of the plan to the prefetcher,
-counts the samples of batches that were not on the node (misses), and sends a record of each epoch
-to the control plane. `Counting` is the loader's collate function, which counts the misses.
+`settle` returns the rank's `NodeData`, which passes the node's shards of the plan to the
+prefetcher, counts the samples of batches that were not on the node (misses), and sends a record of
+each epoch to the control plane. `Counting` is the loader's collate function, which counts the
+misses.
 """
 
 from __future__ import annotations
@@ -111,7 +112,10 @@ class NodeData(Feature):
         return batch.batch
 
     def left_epoch(self, epoch: int) -> None:
-        """Report how much this rank read from the source, and how much moved to its node."""
+        """Report how many samples were fetched to this node ahead of the epoch's steps.
+
+        Also report how many samples this rank's steps had to read from the source.
+        """
         prefetcher, misses = self._prefetcher, self._misses
         moved = prefetcher.moved(epoch) if prefetcher is not None else None
         record = DataEpoch(
@@ -185,7 +189,7 @@ def settle(dataset: Any, startup: Startup, environment: Environment) -> NodeData
 
 
 def _place(data: Sharded) -> dict[str, Any]:
-    """Return an ID of this rank's directory, or an error; ranks with equal IDs share it."""
+    """Return an ID of this rank's directory, or an error; equal IDs mean the same directory."""
     path = data.directory.path
     try:
         status = path.stat()
@@ -195,7 +199,10 @@ def _place(data: Sharded) -> dict[str, Any]:
 
 
 def _check(nodes: list[int], words: list[dict[str, Any]]) -> None:
-    """Raise the same error on each rank if the data or the limits of one directory differ."""
+    """Raise a ValueError if ranks have different data, or one directory has different limits.
+
+    The error is the same on each rank.
+    """
     for rank, word in enumerate(words):
         first = nodes.index(nodes[rank])
         if word["samples"] != words[0]["samples"]:

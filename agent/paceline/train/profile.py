@@ -188,7 +188,10 @@ def profile_ranks(
 
 
 def _wait_for_readers(store: Store, rank: int, world: int) -> None:
-    """Note that this rank no longer needs the store; on rank 0, its host, wait for all ranks."""
+    """Note that this rank has read all outcomes; on rank 0, wait until all ranks have read them.
+
+    Without this wait, rank 0, which hosts the store, could end before the others have read.
+    """
     store.set(f"read/{rank}", "")
     if rank == 0:
         store.wait([f"read/{other}" for other in range(world)])

@@ -85,7 +85,7 @@ class TrainingProgress:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return the number of steps of the whole current epoch, or between epochs of the next."""
+        """Return the number of steps of the current epoch; between epochs, of the next one."""
         return self._epoch_steps.of(self.epoch if self.in_epoch else self.next_epoch)
 
 

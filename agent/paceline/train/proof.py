@@ -1,9 +1,9 @@
 """Check that the steps of a script can be balanced with its loss.
 
 A balanced step is correct only if the weighted sum of the ranks' gradients is the gradient of the
-whole global batch. Whether these gradients are equal depends on the loss, which the script computes
-in its own loop. So the loop's body runs on a few samples that are split among the ranks in several
-ways, called trials. Ranks are taken in pairs, and each pair has each sample twice in each trial:
+whole global batch. Whether the two are equal depends on the loss, which the script computes in its
+own loop. So the loop's body runs on a few samples that are split among the ranks in several ways,
+called trials. Ranks are taken in pairs, and each pair has each sample twice in each trial:
 
 - ``whole``: each rank has all samples once, so its gradient is that of a single process;
 - ``uneven``: one rank of a pair has a quarter of the pair's samples, the other rank the rest;
@@ -434,7 +434,7 @@ def _whole_numbers(sample: Any) -> Iterator[int]:
 
 
 def _unprovable(error: Exception) -> str:
-    """Return the reason if an error of a trial has nothing to do with the loss; else ""."""
+    """Return why the loss is not provable if a trial's error has another cause; else ""."""
     if isinstance(error, NotProvableError):
         return str(error)
     return "the samples of a trial do not fit into memory" if out_of_memory(error) else ""
@@ -626,7 +626,7 @@ class Rehearsal:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Report while in this context that the rank waits for other ranks."""
+        """In this context, report that the rank waits for other ranks."""
         self._state.waits_in_proof = True
         try:
             yield
@@ -634,7 +634,7 @@ class Rehearsal:
             self._state.waits_in_proof = False
 
     def _prepared(self) -> Judge:
-        """Choose samples on rank 0; raise a NotProvableError if this run cannot be checked."""
+        """Choose samples and return a judge; a NotProvableError means that no check is possible."""
         context, startup = self._state.context, self._state.startup
         terms = context.terms
         modules = [module for model in self._models for module in model.modules()]

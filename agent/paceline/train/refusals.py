@@ -85,8 +85,8 @@ def _wrapper(layer: nn.Module, sharded: bool) -> str | None:
     """Return the reason to refuse a wrapper that reduces gradients before they are weighted.
 
     Return None if the layer is no such wrapper. `sharded` is True if `fully_shard` was called for
-    the whole model. If it was called only for parts, that is reported here, before the check of
-    parameters reports the parts' DTensors.
+    the whole model. If it was called only for parts, the reason says so; the later check of
+    parameters would only report that the parts have DTensors.
     """
     if isinstance(layer, DistributedDataParallel | SingleProcess):
         return (

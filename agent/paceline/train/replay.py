@@ -1,17 +1,18 @@
 """Replay of the body of the script's loop up to its gradients, for `paceline.train.proof`.
 
-In a live run the loop must not have additional iterations: scripts count iterations, step schedules
-in them and accumulate gradients over them. So the replay finds the ``for`` statement that requests
-the first batch from the loader. The replay runs the statements of that loop's body with a copy of
-the loop's variables, until all wrapped models have gradients and an optimiser would step. The copy
-is dropped afterwards.
+In a live run the loop must not have additional iterations: scripts count iterations, advance
+schedules in them and accumulate gradients over them. So the replay finds the ``for`` statement that
+requests the first batch from the loader. The replay runs the statements of that loop's body with a
+copy of the loop's variables, until all wrapped models have gradients and an optimiser would step.
+The copy is dropped afterwards.
 
 The replay does not run a statement that could have a lasting effect, such as extending a list or
 reading another loader. It skips such a statement and continues in two cases: the statement is only
-a call that prints, or only a call that passes numbers to an object, such as a meter, which nothing
-reads before the gradients are computed. In all other cases the replay ends there, and if not all
-gradients are computed yet, the loss is not provable. Loops inside a library are not replayed
-either. `paceline doctor` can check the loss even then, because it ends the script afterwards.
+a call that prints, or only a call that passes numbers to an object, such as a meter, and no
+statement reads the object before the gradients are computed. In all other cases the replay ends
+there, and if not all gradients are computed yet, the loss is not provable. Loops inside a library
+are not replayed either. `paceline doctor` can check the loss even then, because it ends the script
+afterwards.
 """
 
 from __future__ import annotations
@@ -435,7 +436,10 @@ def _is_plain(value: Any) -> bool:
 
 
 def _first_read(node: ast.AST, names: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
-    """Return the reason for the first name in `left_out` that `node` reads; "" if it reads none."""
+    """Return why a variable that `node` reads has no correct value; "" if all are correct.
+
+    `left_out` maps each variable that a skipped statement would change to the reason for skipping.
+    """
     read = _read(node, names) if left_out else set()
     return next((why for name, why in left_out.items() if name in read), "")
 

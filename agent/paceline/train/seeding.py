@@ -80,10 +80,10 @@ class WorkerInit:
 
 
 class Use(IntEnum):
-    """Code that uses a sample's random numbers. Each use has a random sequence of its own.
+    """Use of a sample's random numbers. Each use has a random sequence of its own.
 
-    `DATA` is the data set with a generator, `GLOBAL` the data set with the process's global random
-    numbers, `LOOP` the body of the loop.
+    `DATA`: generators for the data set. `GLOBAL`: global random numbers for the data set, in
+    `seeded`. `LOOP`: generators for the loop's body (`Session.generator`).
     """
 
     DATA = 0

@@ -124,8 +124,8 @@ class Session:
             slow rank's. Use `uneven_steps` for loops that call no collective of their own in the
             body, step the optimiser in each iteration, and never end early. It cannot be combined
             with `micro_batches`.
-        shapes: limits the number of distinct batch shapes, for compiled models: each rank's number
-            of samples in a step is a multiple of this number. `Shapes` also sets the lengths to
+        shapes: a number n, for compiled models, which need few distinct batch shapes: each rank's
+            number of samples in a step is a multiple of n. A `Shapes` also sets the lengths to
             which batches are padded.
         mesh: the data-parallel dimensions of a `torch.distributed.DeviceMesh` over all ranks, such
             as ``mesh["dp"]``. Ranks that differ only in the mesh's other dimensions, as under
@@ -253,7 +253,7 @@ class Session:
         """Return the number of steps in a whole epoch, which is also ``len(loader)``.
 
         The number is the same under every policy. With a token budget, epochs differ by a few
-        steps. Then the number is that of the current epoch, or between epochs of the next epoch.
+        steps. Then the number is for the current epoch; between epochs, it is for the next one.
         `total_steps` counts several epochs.
 
         Use the number for schedules of the learning rate::
@@ -279,7 +279,7 @@ class Session:
 
     @property
     def stopped(self) -> bool:
-        """Return True if an operator ended the run; then loaders yield no more batches."""
+        """Return True if an operator or a signal ended the run; loaders then yield no batches."""
         return self._loop.stopped
 
     @property
@@ -333,8 +333,9 @@ class Session:
             model: a plain model, on its device, in no wrapper of another framework; or a model that
                 `fully_shard` has sharded over all ranks. Wrap each model that is trained.
             batchnorm: the batch over which BatchNorm layers normalise. "sync": the whole global
-                batch, as in a single process. "local": each rank's own batch. SyncBatchNorm layers
-                are "sync". The layers are changed in place.
+                batch, as in a single process. "local": each rank's own batch. BatchNorm layers need
+                one of the two, except SyncBatchNorm, which always uses the global batch. The layers
+                are changed in place.
             **options: options of DistributedDataParallel; none for a sharded model.
 
         Raises:
@@ -347,7 +348,8 @@ class Session:
         if self._loop.context.terms.loss_mean == "ranks" and shares_statistics(model, batchnorm):
             raise ValueError(
                 "loss_mean='ranks' and synchronised BatchNorm cannot be combined: BatchNorm "
-                "weights ranks by samples; use session.wrap(model, batchnorm='local')"
+                "weights ranks by samples, but this loss_mean weights them equally; use "
+                "session.wrap(model, batchnorm='local')"
             )
         adapt(model, batchnorm or "local", self._loop.current)
         wrapped = wrap(model, self._loop.current, options)
@@ -364,8 +366,8 @@ class Session:
         """Declare the optimiser that trains the wrapped models; return it.
 
         Policies that relax synchronisation need the optimiser and the scaler. Call this once, after
-        `wrap` and before the first iteration, on every rank. When relaxed synchronisation begins,
-        Paceline searches for an optimiser or a scaler that was not declared.
+        `wrap` and before the first iteration, on every rank. If one of them was not declared,
+        Paceline searches the process's objects for it when relaxed synchronisation begins.
 
         Args:
             optimizer: an optimiser with parameters of wrapped models. Give torch's optimiser
@@ -571,9 +573,9 @@ class Session:
     def close(self) -> None:
         """End the background threads within a few seconds; they deliver pending messages first.
 
-        Python also calls this at exit. Further calls do nothing. A rank that raises an error need
-        do nothing else. TorchElastic ends the other ranks. Without TorchElastic they fail in their
-        next reduction after the failed rank's process has ended.
+        Python also calls this at exit. Further calls do nothing. A rank that fails need not
+        inform the other ranks. TorchElastic ends them. Without TorchElastic they fail in their next
+        reduction after the failed rank's process has ended.
         """
         # Do nothing in a forked child, because closing would close the parent's connections.
         if self._loop.closed or os.getpid() != self._pid:

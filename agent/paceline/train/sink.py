@@ -35,8 +35,8 @@ class Sink:
     """Sink that delivers each message at least once, or counts its records as lost.
 
     Not thread-safe, except `lost`. Messages that neither bus nor spool accepts are kept in memory,
-    at most `HELD_BYTES` without the `Hello`, and are offered to bus and spool again. Only an outage
-    of the bus changes the order of messages.
+    at most `HELD_BYTES` (not counting the `Hello`), and are offered to bus and spool again. Only an
+    outage of the bus changes the order of messages.
 
     Args:
         run: public run id.

@@ -79,5 +79,5 @@ def libraries() -> list[str]:
 
 
 def is_users(file: str) -> bool:
-    """Return True if a file is the user's code: not in a library, and no name such as <string>."""
+    """Return True if a file is the user's: neither a library's nor a placeholder like <string>."""
     return not file.startswith((*libraries(), "<"))

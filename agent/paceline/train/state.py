@@ -49,7 +49,8 @@ class TrainingState:
         self.proofs = 0
         # True while this rank waits for other ranks in a check of the loss.
         self.waits_in_proof = False
-        # The rank's other parts; None before the loader's first iteration and after `close`.
+        # The leader, follower and reporter of the rank; None before the loader's first iteration
+        # and after `close`.
         self.wiring: Wiring | None = None
         self.features: list[Feature] = []
         self.on = Hooks(self.features)
@@ -82,8 +83,8 @@ class TrainingState:
     def fillers(self) -> list[int]:
         """Return a filler batch: the filler's index, repeated n times.
 
-        n is the number of which local batches are multiples (`Session(shapes=…)`), or this rank's
-        limit if the limit is lower.
+        n is the smallest number of samples that `Session(shapes=…)` allows, or this rank's limit
+        if that is lower.
         """
         grid, limits = self.context.terms.shapes.samples, self.context.limits.samples
         return [self._filler] * (min(grid, max(1, limits[self._rank])) if limits else grid)
@@ -95,7 +96,7 @@ class TrainingState:
 
     @property
     def stopped(self) -> bool:
-        """Return True if an operator ended the run."""
+        """Return True if an operator or a signal ended the run."""
         if self.wiring is None:
             return self._stopped
         return self.wiring.follower.stopped and not self.wiring.follower.reforms

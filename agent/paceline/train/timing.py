@@ -191,7 +191,7 @@ class RunningStep:
         self._kept, self._computes = None, False
 
     def gradients_offered(self) -> None:
-        """Record the time of the kept gradients, which now go to relaxed synchronisation."""
+        """Record when the kept gradients were computed; relaxed synchronisation takes them now."""
         kept = self._kept if self._hold_s is None else None
         self._hold()
         self._stamps.append(self._clock.stamp() if kept is None else kept)

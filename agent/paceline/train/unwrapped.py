@@ -251,7 +251,7 @@ class UnwrappedModels:
 
 
 def _parted(optimiser: torch.optim.Optimizer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Split an optimiser's parameters into those of no wrapped model and those of wrapped models.
+    """Return an optimiser's parameters in two lists: outside of wrapped models, and in them.
 
     Sharded parameters of wrapped models are left out, because each rank has a different shard.
     Plain tensors that are no parameters, such as generated inputs, are left out, too.

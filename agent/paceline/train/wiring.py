@@ -201,7 +201,7 @@ def describe(
 
 
 def _placement(startup: Startup, environment: Environment) -> list[str]:
-    """Return each rank's node, or with a mesh that of each group's first rank; empty: unknown."""
+    """Return each rank's node; with a mesh, each group's first rank's node; empty: unknown."""
     lanes = startup.lanes
     if lanes is None:
         return environment.placed(startup.world)
