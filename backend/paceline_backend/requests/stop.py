@@ -1,7 +1,7 @@
-"""Stop of a run, and the kill of ranks that block a hung run.
+"""Stop of a run, and the killing of its ranks that hang.
 
-A run stops at the end of its current segment, or at once by killing its processes. After the kill
-of the ranks that block a hung run, TorchElastic restarts all ranks.
+A run stops at the end of its current segment, or at once by killing its processes. If some
+ranks of a run hang, `end_hung` orders to kill them, and TorchElastic then restarts all ranks.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def end_hung(
 def kill(
     store: Store, bus: redis.Redis, run: str, nodes: Collection[str], order: Kill | EndRanks
 ) -> None:
-    """Send an order to kill a run's processes or some of its ranks to agents and `paceline run`."""
+    """Order agents and `paceline run` to kill a run's processes or some of its ranks."""
     keys = sessions.keys(store, nodes)
     for node in nodes:
         of_node = keys.of_node(node)

@@ -219,7 +219,7 @@ _commits: ContextVar[Commits | None] = ContextVar("commits", default=None)
 
 @contextmanager
 def counting_commits() -> Iterator[Commits]:
-    """Count the transactions that the block commits, such as the execution of one request."""
+    """Count the transactions that the block commits; the API executes a request in the block."""
     commits = Commits()
     before = _commits.set(commits)
     try:

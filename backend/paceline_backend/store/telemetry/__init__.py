@@ -2,14 +2,14 @@
 
 Ingest calls `decode` for each bus entry, `defect` to validate a single message, and `write` for
 each batch. Messages may arrive late, in any order and repeatedly, without an effect on the
-resulting tables. The only exception is a `Fallback` in an earlier batch than its `Adopted`, which
-is lost. Messages are stored as follows:
+resulting tables. There is one exception: a `Fallback` is lost if the `Adopted` of its segment comes
+in a later batch. Messages are stored as follows:
 
 * `StepBatch` → one row of ``worker_steps`` per rank and step; if several attempts trained a step,
   the row of the latest attempt stays. Steps that all ranks reported, in one attempt, are summed up
   in ``steps``.
 * `RoundBatch` → one row of ``rounds`` per record.
-* `MetricBatch` → ``worker_metrics``, and ``step_metrics`` over ranks. `Evaluation` →
+* `MetricBatch` → ``worker_metrics``, and means over ranks in ``step_metrics``. `Evaluation` →
   ``evaluations``.
 * `Adopted` → ``segments``; a switch takes effect with the earliest segment of its policy version.
 * `Fallback` → ``segments.fallback``, if the segment is stored.
@@ -20,7 +20,8 @@ is lost. Messages are stored as follows:
   updates ``seen_at``.
 * `RunState` of a run on several nodes → ``run_nodes``; `several` combines their states.
 * `Hello`, `HelloPart` → ``hello_parts``: `write` returns the Hellos that are complete now.
-* `Hello` → ``attempts``, too: its first step, and the end of the steps of earlier attempts.
+* `Hello` → ``attempts``, too: the first step of its attempt, and the end of the steps of earlier
+  attempts.
 * `NodeState` → ``nodes``: the latest heartbeat of each node.
 
 `locked` locks the runs' rows during the transaction; `steps`, `phases` and `handlers` write the
