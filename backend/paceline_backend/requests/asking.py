@@ -114,9 +114,9 @@ class Asker:
 
         A blocking read would need a connection for each question.
 
-        `limit` cancels this task only once, and redis-py can lose the cancellation: it writes with
-        `asyncio.wait_for`, which in Python 3.11 loses a cancellation that arrives when the write
-        ends. So the loop also checks before each read whether `limit` has expired.
+        `limit` cancels this task only once, and this cancellation can get lost: redis-py writes
+        with `asyncio.wait_for`, which in Python 3.11 can lose one that arrives when the write ends.
+        So the loop also checks before each read whether `limit` has expired.
         """
         pause_s = _FIRST_POLL_S
         while not limit.expired():

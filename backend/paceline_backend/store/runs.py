@@ -540,7 +540,7 @@ def notice_of(run: Mapping[str, Any], equal_because: str = "") -> str | None:
 
 
 def _trained_unseen(run: Mapping[str, Any]) -> bool:
-    """Return whether a run has finished, or has run for more than `NO_STEPS_S` seconds."""
+    """Return whether steps should have arrived: the run has finished, or is a minute old."""
     if run["backend"] == "simulated" or run["started_at"] is None:
         return False
     if run["state"] == State.FINISHED:

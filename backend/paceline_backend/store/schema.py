@@ -500,7 +500,7 @@ segments = Table(
     # Digest of the synchronisation and its parameters.
     Column("synchroniser_digest", Text, nullable=False, server_default=""),
     # Why ranks all-reduced gradients although the synchronisation is relaxed. Empty: they did
-    # not, or the reason is unknown.
+    # not, or it is unknown whether they did.
     Column("fallback", Text, nullable=False, server_default=""),
     # Number of the samples counted in `moved` that move to another node.
     Column("across", Integer, nullable=False, server_default="0"),
@@ -586,8 +586,8 @@ long_phases = Table(
     sqlite_with_rowid=False,
 )
 
-# For data sets that are stored on the nodes: one row per epoch and rank. Only the first rank of
-# each node reports the data that moved to the node.
+# For data sets that are stored on the nodes: one row per attempt, epoch and rank. Only the first
+# rank of each node reports the data that moved to the node.
 data_epochs = Table(
     "data_epochs",
     metadata,

@@ -219,7 +219,7 @@ def newest_fallback(connection: sa.Connection, run: int, attempt: int, step: int
 def planned(
     connection: sa.Connection, run: int, attempt: int, version: int, since: int
 ) -> list[tuple[int, int]]:
-    """Return (first step, number of steps) of each segment of an attempt planned by a controller.
+    """Return (first step, number of steps) of an attempt's segments that a controller planned.
 
     Only segments of this policy version that end after the step `since` are included.
     """

@@ -14,7 +14,7 @@ in a later batch. Messages are stored as follows:
 * `Adopted` → ``segments``; a switch takes effect with the earliest segment of its policy version.
 * `Fallback` → ``segments.fallback``, if the segment is stored.
 * `LongPhase` → ``long_phases``: the newest report of each rank.
-* `DataEpoch` → ``data_epochs``: one row for each epoch and rank.
+* `DataEpoch` → ``data_epochs``: one row for each attempt, epoch and rank.
 * `Hello`, `RunState` → ``runs``: the latest attempt's Hello, and the state. States only advance. A
   final state changes only if it was assumed because no messages arrived. Any message of a run
   updates ``seen_at``.
@@ -27,8 +27,8 @@ in a later batch. Messages are stored as follows:
 `locked` locks the runs' rows during the transaction; `steps`, `phases` and `handlers` write the
 tables. `validation` validates messages, most of them while it decodes them. `writers` decides who
 may send which message. Functions that store messages raise `StoreRefusedError` if a message has
-values that no database accepts. Only segments are not validated by `write`, because that takes
-time for each of their samples: the caller must validate segments with `defect` before.
+values that no database accepts. `write` does not validate segments, because that takes
+time for each of their samples: the caller must validate segments with `defect` first.
 """
 
 from __future__ import annotations
