@@ -13,8 +13,8 @@ line and the demo use the API.
     session = sessions.of_node(store, bus_url, "node-1")
 
 Common parameters: `run` is the run's public id, `by` the user who makes the request, and `change`
-contains both, with the revision of the run for which the request is meant. `env` holds values of
-the environment variables that the run was started with, because the database does not store values.
+contains both, with the revision of the run for which the request is meant. `env` has the values of
+the run's environment variables; the database stores only their names.
 
 Common errors: `InvalidRequestError` (a field is wrong), `ConflictError` (the run's or node's state
 does not allow it), `RevisionError` (the run has another revision than expected),

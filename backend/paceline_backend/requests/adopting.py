@@ -55,7 +55,8 @@ def adopt(
 
     Raises:
         InvalidRequestError: the policy or another field is wrong.
-        ConflictError: the run of this key has ended, was deleted, or is a different training.
+        ConflictError: the run of this key has ended, was deleted or moved to another backend, or
+            its settings differ from `new`.
     """
     check_policy(new.policy, new.parameters, new.most_ranks)
     try:
@@ -84,8 +85,8 @@ def _id(store: Store, whose: str, key: str) -> str:
 
 def _find_or_create(store: Store, run: str, key: str, new: NewRun, by: Requester) -> None:
     with store.write() as connection:
-        # The audit log outlives runs. Read it first, because another node may create the run
-        # between the two queries.
+        # A run that is in the audit log but not in the store was deleted. Read the log first: if
+        # another node creates the run between the two queries, the run must not count as deleted.
         before = newest(connection, run, ("run.create",))
         try:
             _refuse_other(connection, run, key, new)
@@ -99,7 +100,7 @@ def _find_or_create(store: Store, run: str, key: str, new: NewRun, by: Requester
 
 
 def _refuse_other(connection: Connection, run: str, key: str, new: NewRun) -> None:
-    """Raise `ConflictError` if the run has ended, or is a different training than `new`."""
+    """Raise `ConflictError` if the run has ended, was moved, or has other settings than `new`."""
     known, state = new_runs.stored(connection, run)
     if known.backend != backends.AdoptedBackend.name:
         raise ConflictError(f"key {key}: its run {run} was moved to another backend: {_ANOTHER}")

@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 
 # Deadline for an answer. A node usually answers within a fraction of a second.
 ANSWER_S = 5.0
-# Seconds for which an answer is kept that was not fetched.
+# Seconds after which an answer that was not fetched is deleted.
 _ANSWER_KEPT_S = 30
 _QUESTION_CONNECTIONS = 4
-# Maximum number of concurrent questions. It limits the memory that the bus needs for answers, which
-# have up to 350 kB each.
+# Maximum number of concurrent questions. It limits the memory that the bus needs for answers: one
+# answer can have 350 kB.
 _MOST_QUESTIONS = 64
 # Maximum number of concurrent questions to a node, so that a node that does not answer cannot block
 # the questions to other nodes.
@@ -112,10 +112,11 @@ class Asker:
     async def _answer(self, place: str, last: bytes, key: bytes, limit: asyncio.Timeout) -> Reply:
         """Poll for the node's answer, and raise `TimeoutError` if there is none in time.
 
-        A blocking read would need a connection for each question. redis-py writes with
-        `asyncio.wait_for`, which in Python 3.11 can lose a cancellation that arrives when the write
-        ends. `limit` cancels only once, so the loop checks before each read whether the time limit
-        has expired.
+        A blocking read would need a connection for each question.
+
+        `limit` cancels this task only once, and this cancellation can get lost: redis-py writes
+        with `asyncio.wait_for`, which in Python 3.11 can lose one that arrives when the write ends.
+        So the loop also checks before each read whether `limit` has expired.
         """
         pause_s = _FIRST_POLL_S
         while not limit.expired():

@@ -47,8 +47,8 @@ def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = N
     The node must already read its commands, and must not have processes of the run. Repeated calls
     are safe, because an agent ignores a second launch.
 
-    The node must have a session. `host` is the engine's name of its machine, or None if the engine
-    does not report one.
+    The node must have a session. `host` is the engine's name of the node's machine, or None if the
+    engine does not report one.
 
     Raises:
         ConflictError: nodes of this run cannot enlist, or the node's session was not made with the
@@ -130,10 +130,11 @@ def _all_come(connection: Connection, run: str, new: NewRun, node: str) -> bool:
 
 
 def _replaces(connection: Connection, group: MultiNodeRun, node: str) -> str | None:
-    """Return the node that `node` replaces, or None. It does not matter which job brought `node`.
+    """Return the node that `node` replaces, or None if it replaces none.
 
-    Until the replaced node leaves, the run may exceed its maximum by a node. A node on the same
-    machine is not accepted as replacement.
+    A node can be the replacement even if its job was not requested as one. Until the replaced node
+    leaves, the run may have one node more than its maximum. A node on the same machine as the old
+    node is not accepted as replacement.
     """
     wanted = jobs.replaced(connection, group.id)
     done = {row.replaces for row in group.nodes if not row.ended}

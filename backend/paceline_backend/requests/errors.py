@@ -54,10 +54,10 @@ def check_start(policy: str, parameters: Mapping[str, Any], world: int) -> None:
 
 
 def check_driver(new: NewRun) -> None:
-    """Refuse options of a new run that need control over ranks, if a driver starts the ranks.
+    """Refuse some options of a new run if its script is a driver, that is, starts the ranks itself.
 
     Raises:
-        InvalidRequestError: the run has a driver and one of these options.
+        InvalidRequestError: the script is a driver, and an option needs control over the ranks.
     """
     if driver.VARIABLE not in new.env:
         return

@@ -1,8 +1,8 @@
 """Labels that users give to runs: tags, notes and targets. Ended runs accept labels, too.
 
 A tag is added and removed on its own, so two users cannot overwrite each other's tags, and no
-revision is needed. A note or target is replaced as a whole, so a request to replace it has the
-revision of the run that the user has read. A target is the value of a metric that the run's
+revision is needed. A note or target is replaced as a whole, so a request to replace it must name
+the revision of the run that the user has read. A target is the value of a metric that the run's
 evaluations should reach.
 """
 

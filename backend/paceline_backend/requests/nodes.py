@@ -63,8 +63,8 @@ def check_node(store: Store, bus_url: str, node: str, by: Requester) -> None:
 
     Raises:
         UnknownNodeError: no such node.
-        ConflictError: the agent does not answer, or ranks train on the node: ranks and
-            measurement would slow down each other.
+        ConflictError: the agent does not answer, or ranks train on the node: the ranks and
+            the measurement would slow each other down.
     """
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
@@ -73,7 +73,7 @@ def check_node(store: Store, bus_url: str, node: str, by: Requester) -> None:
                 raise UnknownNodeError(f"no node {node}")
             if not row["alive"] or not row["signed"]:
                 raise ConflictError(
-                    f"node {node} has no agent with a session that answers: start `paceline agent` "
+                    f"no agent with a session answers on node {node}: start `paceline agent` "
                     "there, with --server and a token"
                 )
             if row["runs"]:

@@ -5,7 +5,7 @@ database records the progress, as a phase of the run's `Rendezvous`. If a worker
 between two steps, `control.multi_node` continues with the next step when it is called again. If all
 nodes of a run ended with the rendezvous and the run must not restart, `settle` ends the run.
 
-All functions raise `StoreError` if the database fails, and those with a `bus` parameter
+All functions raise `StoreError` if the database fails. Functions with a `bus` parameter raise
 `redis.RedisError` if the bus is unavailable.
 """
 
@@ -154,8 +154,9 @@ def _settle(connection: Connection, group: MultiNodeRun) -> None:
 def _first_attempt(group: MultiNodeRun, new: NewRun) -> int:
     """Return the first attempt number of the next launch.
 
-    A lost node may only be disconnected and still train. So the attempt numbers that the node may
-    reach are not reused; `resume` likewise does not reuse the attempt numbers of a lost run.
+    A node that counts as lost may still train, without a connection. So the attempt numbers that
+    the node may reach are not reused; `resume` likewise does not reuse the attempt numbers of a
+    lost run.
 
     Raises:
         _NoNumbersError: no attempt number is left.

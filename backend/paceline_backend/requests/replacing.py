@@ -4,8 +4,8 @@ The new node joins first. The run may then have more nodes than its maximum, so 
 launcher waits at the rendezvous while the run continues. Once this launcher has arrived, the old
 node leaves (`control.multi_node`). So only one rendezvous is needed, and it includes the new node.
 
-For runs on an engine, another job is requested. The node that it brings replaces the old one when
-it arrives (`requests.enlisting`).
+For a run on an engine, Paceline requests one more job from the engine. When a node arrives, it
+replaces the old node (`requests.enlisting`).
 """
 
 from __future__ import annotations
@@ -204,8 +204,8 @@ def _check_other(group: MultiNodeRun, joins: str, listed: list[dict[str, Any]]) 
     node = next((node for node in listed if node["id"] == joins), None)
     if node is None or not node["alive"] or not node["signed"]:
         raise ConflictError(
-            f"node: {joins} has no agent with a session that answers: start `paceline agent` "
-            "there, with --server and a token"
+            f"node: no agent with a session answers on {joins}: start `paceline agent` there, "
+            "with --server and a token"
         )
     if (reason := cannot_join(node, group.id)) is not None:
         raise ConflictError(f"node: {reason}")

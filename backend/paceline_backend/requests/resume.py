@@ -76,8 +76,8 @@ def moved(connection: Connection, run: str, new: NewRun, to: Elsewhere, *, start
 
     Raises:
         InvalidRequestError: the backend does not accept the changed run.
-        ConflictError: the run is on an engine, and `start` is False, or the run is adopted, and
-            `to` names no other backend.
+        ConflictError: the run is adopted, and `to` names no backend. Or the run is on an engine,
+            `to` is empty, and `start` is False.
     """
     if new.backend == backends.AdoptedBackend.name and to.backend is None:
         raise ConflictError(
@@ -126,7 +126,7 @@ def _changed(new: NewRun, to: Elsewhere, backend: backends.Backend) -> NewRun:
     return replace(made, backend=backend.name, has_jobs=engine)
 
 
-# Number of attempt numbers that a column of the database can hold.
+# Attempt numbers must be below this limit, because the database stores them in 16 bits.
 MOST_ATTEMPTS = 2**15
 _EMULATE = "PACELINE_EMULATE"
 
@@ -139,8 +139,7 @@ class Resumption:
         start: whether to start the run's processes; if False, the caller starts them.
         max_restarts: maximum number of restarts, counted from now on; None keeps the value.
         to: changes to the run.
-        env: values of the environment variables that the run was started with, because the database
-            does not store values.
+        env: values of the run's environment variables; the database stores only their names.
     """
 
     start: bool

@@ -1,7 +1,7 @@
-"""Stop of a run, and the kill of ranks that block a hung run.
+"""Stop of a run, and the killing of its ranks that hang.
 
-A run stops at the end of its current segment, or at once by killing its processes. After the kill
-of the ranks that block a hung run, TorchElastic restarts all ranks.
+A run stops at the end of its current segment, or at once by killing its processes. If some
+ranks of a run hang, `end_hung` lets agents kill them, and TorchElastic then restarts all ranks.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ def stop(
 
     Raises:
         ConflictError: the run has ended, or has no agent that could kill its processes.
-        redis.RedisError: the bus is unavailable. If the bus failed after the ping, the audit log
-            has the stop, and the caller may retry. In this case, a run that had not started counts
-            as stopped, unless its agent reports that it has started the run nevertheless.
+        redis.RedisError: the bus is unavailable. If the bus failed after the ping, the stop is
+            already in the audit log, and the caller may retry. In this case, a run that had not
+            started counts as stopped, unless its agent reports that it has started the run
+            nevertheless.
     """
     run = change.run
     with streams.answering(bus_url) as bus:
@@ -110,7 +111,7 @@ def end_hung(
 def kill(
     store: Store, bus: redis.Redis, run: str, nodes: Collection[str], order: Kill | EndRanks
 ) -> None:
-    """Send an order to kill a run's processes or some of its ranks to agents and `paceline run`."""
+    """Order agents and `paceline run` to kill a run's processes or some of its ranks."""
     keys = sessions.keys(store, nodes)
     for node in nodes:
         of_node = keys.of_node(node)

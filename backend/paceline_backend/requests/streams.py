@@ -139,7 +139,7 @@ def tell_change(client: redis.Redis, run: str) -> None:
 
 
 def keep(client: redis.Redis, run: str) -> None:
-    """Cancel the expiry of a run's streams, because the run continues after an end.
+    """Cancel the expiry of a run's streams, because the run may train again.
 
     `client` may be a pipeline.
     """

@@ -227,7 +227,7 @@ class RevisionError(PacelineError):
 
     @property
     def who(self) -> str | None:
-        """Return the name of the last change's requester that operators see."""
+        """Return the requester of the last change, by the name that operators see."""
         if self.change is None:
             return None
         return str(self.change["details"].get("operator") or self.change["who"])

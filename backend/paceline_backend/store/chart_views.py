@@ -71,8 +71,8 @@ def view(
 ) -> dict[str, Any]:
     """Return the data of a range of steps for charts: steps, lines of ranks, and heat map.
 
-    `points` is the maximum number of points of the steps. `columns` is the maximum number of points
-    of a rank's line, and of columns of the heat map.
+    `points` is the maximum number of points in a chart of complete steps. `columns` is the maximum
+    number of points of a rank's line, and of columns of the heat map.
     """
     return {
         "steps": _shortened(reads.step_columns(connection, run, span, points)),
@@ -165,9 +165,10 @@ def heat_of(rows: Sequence[Any], world: int) -> dict[str, Any]:
     """Return a heat map in the form of the field ``heat`` of GET /runs/{run}/view.
 
     Args:
-        rows: one row per cell of the heat map, in any order. It has the index of the cell's row,
-            the first step of its column, the means of compute time (s), expected time and fraction
-            of the load (None: unknown), and the minimum and maximum compute time.
+        rows: one row per cell of the heat map, in any order. Each has the index of the cell's row
+            in the heat map, the first step of the cell's column, the means of compute time (s),
+            expected time and fraction of the load (None: unknown), and the minimum and maximum
+            compute time.
         world: number of ranks of the run.
     """
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * 7

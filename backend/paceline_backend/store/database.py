@@ -65,8 +65,8 @@ class Store:
     """A database whose tables exist (`Store.open` creates them). Thread-safe; calls block.
 
     `engine` is an engine of SQLAlchemy. Prefer `read` and `write`, which translate errors. `write`
-    also waits for other writers of SQLite. A transaction that begins as a reader and then writes
-    can instead fail at once ("database is locked").
+    also waits for other writers of SQLite. A transaction of `engine` that reads and then writes can
+    fail at once ("database is locked").
 
     Args:
         url: ``sqlite:///path`` or ``postgresql://user:password@host:port/database``.
@@ -219,7 +219,7 @@ _commits: ContextVar[Commits | None] = ContextVar("commits", default=None)
 
 @contextmanager
 def counting_commits() -> Iterator[Commits]:
-    """Count the transactions that the block commits, such as the execution of one request."""
+    """Count the transactions that the block commits, to find out whether it changed anything."""
     commits = Commits()
     before = _commits.set(commits)
     try:

@@ -37,7 +37,7 @@ from paceline_backend.store.schema import engine_runs, nodes, runs
 
 @dataclass(frozen=True)
 class EngineRun:
-    """A run on an engine that has not ended, or whose engine may still have jobs of it.
+    """A run on an engine; the run has not ended, or the engine may still have jobs of it.
 
     `launch`, `jobs`, `replaces` and `begun` are those of `runs.backend_jobs`.
     """
@@ -226,7 +226,7 @@ def withdraw(connection: Connection, run: str, node: str) -> None:
 
 
 def forget_replacing(connection: Connection, run: EngineRun, part: str) -> None:
-    """Record that a job has ended that was requested to replace a node."""
+    """Record the end of a job that was requested to replace a node."""
     asked = _locked(connection, run.id)
     if asked["launch"] == run.launch and asked["replaces"].pop(part, None):
         _write(connection, run.id, asked)
@@ -297,10 +297,10 @@ def token(store: Store, run: EngineRun) -> str:
 
 
 def explain(connection: Connection, run: EngineRun, words: str) -> bool:
-    """Append `words`, how a run's job ended, to the run's message; return whether it was appended.
+    """Append `words` to the message of an ended run; return whether the message changed.
 
-    Without `words`, the message would not say why the engine ended the job, because the nodes
-    cannot know it. Nothing is appended if a user requested the end or if the script failed.
+    `words` say how the run's job ended in the engine, which the run's nodes cannot know. Nothing is
+    appended if a user requested the end or if the script failed.
     """
     if stop_asked(connection, run.id):
         return False

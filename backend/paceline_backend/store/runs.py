@@ -455,7 +455,7 @@ def _summary(store: Store, key: int, attempt: int) -> HelloSummary | None:
 
 def _plain(row: sa.Row[Any]) -> dict[str, Any]:
     run = {str(name): value for name, value in row._mapping.items()}
-    # Of the environment variables, show only whether the driver's is set: others are private.
+    # Show only whether the variable that marks a driver is set: other variables are private.
     run["driver"] = driver.VARIABLE in run.pop("env")
     return run
 
@@ -540,7 +540,7 @@ def notice_of(run: Mapping[str, Any], equal_because: str = "") -> str | None:
 
 
 def _trained_unseen(run: Mapping[str, Any]) -> bool:
-    """Return whether ranks should have sent messages by now: the run has finished or runs long."""
+    """Return whether steps should have arrived: the run has finished, or is a minute old."""
     if run["backend"] == "simulated" or run["started_at"] is None:
         return False
     if run["state"] == State.FINISHED:

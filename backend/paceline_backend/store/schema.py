@@ -499,8 +499,8 @@ segments = Table(
     Column("why", Text, nullable=False, server_default=""),
     # Digest of the synchronisation and its parameters.
     Column("synchroniser_digest", Text, nullable=False, server_default=""),
-    # Why ranks all-reduced gradients in spite of the synchronisation. Empty: they did not, or it is
-    # unknown.
+    # Why ranks all-reduced gradients although the synchronisation is relaxed. Empty: they did
+    # not, or it is unknown whether they did.
     Column("fallback", Text, nullable=False, server_default=""),
     # Number of the samples counted in `moved` that move to another node.
     Column("across", Integer, nullable=False, server_default="0"),
@@ -586,8 +586,8 @@ long_phases = Table(
     sqlite_with_rowid=False,
 )
 
-# For data sets that are stored on the nodes: one row per epoch and rank. Only the first rank of
-# each node reports the data that moved to the node.
+# For data sets that are stored on the nodes: one row per attempt, epoch and rank. Only the first
+# rank of each node reports the data that moved to the node.
 data_epochs = Table(
     "data_epochs",
     metadata,
@@ -613,7 +613,7 @@ data_epochs = Table(
     sqlite_with_rowid=False,
 )
 
-# One row per metric, step and rank. Only scripts that log more than a loss have rows.
+# One row per metric, step and rank. Only runs whose scripts log metrics besides the loss have rows.
 worker_metrics = Table(
     "worker_metrics",
     metadata,
@@ -726,8 +726,8 @@ rank_rollups = Table(
     sqlite_with_rowid=False,
 )
 
-# Sums over the complete steps of a run, one row per day in which steps ended. The worker process
-# writes them, so that lists of runs and history need not read millions of steps.
+# Sums over the complete steps of a run: one row per policy version and day. The worker process
+# writes the rows, so that lists and reports of runs need not read millions of steps.
 run_days = Table(
     "run_days",
     metadata,
@@ -838,7 +838,8 @@ effects = Table(
     Column("complete", Boolean, nullable=False),
     # Whether both the effect and a forecast of it are known.
     Column("scored", Boolean, nullable=False),
-    # The effect, as GET /runs/{run}/effects returns it, without words and metrics.
+    # The effect, as GET /runs/{run}/effects returns it, but without `words`, `metrics` and
+    # `metrics_words`.
     Column("body", JSON, nullable=False),
     Index("uq_effects_run", "run", "version", unique=True),
     Index("ix_effects_at", "at"),
@@ -882,7 +883,7 @@ webhooks = Table(
     "webhooks",
     metadata,
     Column("key", BigKey, primary_key=True),
-    # The id is public. The webhook's secret is derived from it.
+    # The public id. The webhook's secret is derived from it and from the control plane's secret.
     Column("id", Text, nullable=False, unique=True),
     Column("name", Text, nullable=False),
     Column("url", Text, nullable=False),

@@ -69,9 +69,9 @@ def adopted(connection: sa.Connection, run: int, hello: Hello) -> Iterator[Plan]
 
 
 def before(connection: sa.Connection, run: int, hello: Hello) -> Plan | None:
-    """Return the last segment before an attempt's first step that a controller planned.
+    """Return a controller's last plan for steps before an attempt's first step.
 
-    Return None if there is none, or if it has another number of ranks.
+    Return None if there is none, or if it was made for another number of ranks.
     """
     c = segments.c
     query = sa.select(c.body).where(
@@ -219,7 +219,7 @@ def newest_fallback(connection: sa.Connection, run: int, attempt: int, step: int
 def planned(
     connection: sa.Connection, run: int, attempt: int, version: int, since: int
 ) -> list[tuple[int, int]]:
-    """Return (first step, number of steps) of each segment of an attempt planned by a controller.
+    """Return (first step, number of steps) of an attempt's segments that a controller planned.
 
     Only segments of this policy version that end after the step `since` are included.
     """

@@ -105,8 +105,8 @@ def create(
 def link(connection: Connection, parent: str, name: str, scope: Scope) -> Secret:
     """Store a link that logs in one browser, once, within `LINK_S` seconds.
 
-    `parent` is the id of the token or browser that requests the link, `name` the name of its
-    holder, and `scope` what the new browser may do. If a browser requests the link, the parent of
+    `parent` is the id of the token or browser that requests the link, `name` the requester's name,
+    and `scope` what the new browser may do. If a browser requests the link, the parent of
     the new browser is the token that the requesting browser logged in with.
     """
     now = time.time()

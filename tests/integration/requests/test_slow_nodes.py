@@ -170,7 +170,7 @@ def test_replacements_that_cannot_be_are_refused(
     assert "give them again" in refused("n2", 422)
     assert "n1 serves the rendezvous" in refused("n1", **env)
     assert f"run {run} already trains on n1" in refused("n2", node="n1", **env)
-    assert "n9 has no agent with a session that answers" in refused("n2", node="n9", **env)
+    assert "no agent with a session answers on n9" in refused("n2", node="n9", **env)
     client.put("nodes/n3/cordon", json={})
     assert "node n3 is cordoned" in refused("n2", node="n3", **env)
     assert client.post(f"runs/{run}/nodes/n2/replace", json=env).status_code == 409

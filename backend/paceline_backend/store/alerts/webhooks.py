@@ -119,7 +119,7 @@ def note(
 
     `status` is the HTTP status, or None if there was no response. `error` is the reason of a
     failure, or None after success. `again_s` is the number of seconds until the next attempt, or
-    None if there will be no other attempt. The webhook may be deleted by now.
+    None if there will be no other attempt. If the webhook was deleted meanwhile, nothing is stored.
     """
     d = alert_deliveries.c
     at = now(connection)

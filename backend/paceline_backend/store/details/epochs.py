@@ -190,7 +190,7 @@ def _owners(connection: sa.Connection, run: int, epoch: int, samples: int) -> In
 
 
 def data_moved(connection: sa.Connection, run: int, limit: int) -> list[dict[str, Any]]:
-    """Return how much data moved to each node in an epoch, and how long steps waited for it.
+    """Return how much data moved to each node in each epoch, and how long steps waited for data.
 
     There is one row for each attempt, epoch and node, with sums over the node's ranks. Only the
     newest `limit` rows are returned.

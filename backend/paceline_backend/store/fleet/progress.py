@@ -103,6 +103,6 @@ def note(
 
 
 def change(connection: sa.Connection, run: int, values: Mapping[str, Any]) -> None:
-    """Update columns of a run's row."""
+    """Update columns of a run's row in `run_progress`."""
     mine = run_progress.c.run == run
     connection.execute(sa.update(run_progress).where(mine).values(**values))

@@ -33,8 +33,8 @@ _OF_RANKS = (steps.c.workers, segments.apart_in(steps).label("apart"))
 def due(connection: sa.Connection, limit: int) -> list[int]:
     """Return the keys of runs whose sums may lack newer steps, runs with the oldest sums first.
 
-    `seen_at` can be earlier than the commit of the newest rows. So the sums of a run are recomputed
-    until `_SETTLE_S` after `seen_at`.
+    `runs.seen_at` is when the run's last message was stored, but this message's transaction may be
+    committed later. So the sums of a run are recomputed until `_SETTLE_S` seconds after `seen_at`.
     """
     c = runs.c
     stale = c.summed_at < sa.func.coalesce(c.seen_at, c.created_at) + _SETTLE_S

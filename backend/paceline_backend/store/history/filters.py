@@ -42,8 +42,8 @@ class RunFilter:
     Args:
         states: any of these; empty: every state.
         policy: the policy that was requested last.
-        used: a policy that was in force or requested at any time.
-        parameters: parameters of the policy in force, as they were requested: name → value.
+        used: a policy that was requested at any time, including the start of the run.
+        parameters: parameters of the policy that was requested last: name → value.
         name: part of the name, case-insensitive.
         text: part of the name, script, note, policy, device, a tag or a node, or the start of the
             id.

@@ -131,7 +131,7 @@ def lift(connection: sa.Connection, node: str, by: str, why: str) -> None:
     if host is not None:
         mine |= (c.backend == backend) & (c.host == host)
     at = time.time()
-    # If the engine refused the cordon, it need not lift the cordon.
+    # If the engine refused the cordon, its end need not be sent to the engine.
     values = {
         "told_at": sa.case((c.refusal.is_not(None), at)),
         "refusal": None,

@@ -67,7 +67,7 @@ class RunNode:
     def gone(self) -> bool:
         """Return whether the node is away although no order to leave was sent to it.
 
-        A node whose script failed does not count: the script has an exit code.
+        A node whose script failed is not away, because the exit code of the script is known.
         """
         return not self.leaving and self.away
 

@@ -40,8 +40,8 @@ def reached(
     """Return a run's target, when it was first met, and the best value; None without a target.
 
     The values come from evaluations of the metric. If there are none and the metric is the loss,
-    they are means of the training loss over blocks of 100 steps. `run` also has the fields of the
-    run's Hello; `counting` comes from `store.attempts.spans`.
+    they are means of the training loss over blocks of 100 steps. `run` has the columns of the
+    run's row and the fields of `runs.HelloSummary`; `counting` comes from `store.attempts.spans`.
     """
     if run["target"] is None:
         return None

@@ -2,32 +2,33 @@
 
 Ingest calls `decode` for each bus entry, `defect` to validate a single message, and `write` for
 each batch. Messages may arrive late, in any order and repeatedly, without an effect on the
-resulting tables. The only exception is a `Fallback` in an earlier batch than its `Adopted`, which
-is lost. Messages are stored as follows:
+resulting tables. There is one exception: a `Fallback` is lost if the `Adopted` of its segment comes
+in a later batch. Messages are stored as follows:
 
 * `StepBatch` → one row of ``worker_steps`` per rank and step; if several attempts trained a step,
   the row of the latest attempt stays. Steps that all ranks reported, in one attempt, are summed up
   in ``steps``.
 * `RoundBatch` → one row of ``rounds`` per record.
-* `MetricBatch` → ``worker_metrics``, and ``step_metrics`` over ranks. `Evaluation` →
+* `MetricBatch` → ``worker_metrics``, and means over ranks in ``step_metrics``. `Evaluation` →
   ``evaluations``.
 * `Adopted` → ``segments``; a switch takes effect with the earliest segment of its policy version.
 * `Fallback` → ``segments.fallback``, if the segment is stored.
 * `LongPhase` → ``long_phases``: the newest report of each rank.
-* `DataEpoch` → ``data_epochs``: one row for each epoch and rank.
+* `DataEpoch` → ``data_epochs``: one row for each attempt, epoch and rank.
 * `Hello`, `RunState` → ``runs``: the latest attempt's Hello, and the state. States only advance. A
   final state changes only if it was assumed because no messages arrived. Any message of a run
   updates ``seen_at``.
 * `RunState` of a run on several nodes → ``run_nodes``; `several` combines their states.
 * `Hello`, `HelloPart` → ``hello_parts``: `write` returns the Hellos that are complete now.
-* `Hello` → ``attempts``, too: its first step, and the end of the steps of earlier attempts.
+* `Hello` → ``attempts``, too: the first step of its attempt, and the end of the steps of earlier
+  attempts.
 * `NodeState` → ``nodes``: the latest heartbeat of each node.
 
 `locked` locks the runs' rows during the transaction; `steps`, `phases` and `handlers` write the
 tables. `validation` validates messages, most of them while it decodes them. `writers` decides who
 may send which message. Functions that store messages raise `StoreRefusedError` if a message has
-values that no database accepts. Only segments are not validated by `write`, because that takes
-time for each of their samples: the caller must validate segments with `defect` before.
+values that no database accepts. `write` does not validate segments, because that takes
+time for each of their samples: the caller must validate segments with `defect` first.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class LockedRun:
         elif allowed:
             self._advance(after)
         if change.message is not None and (allowed or not before.final):
-            # The message of a report that the run has not ended is the reason for a restart.
+            # If the reported state is not final, the message is the reason for a restart.
             self.set(message=change.message)
 
     def _advance(self, state: State) -> None:

@@ -39,7 +39,7 @@ _NEWER_ATTEMPT_WINS = (
 )
 # SQL placeholders of one row. `?1` is the run, which is the same for all rows of a statement.
 _ROW = f"(?1, {', '.join('?' * len(STEPS.names))})"
-# By number of rows: the statement that inserts so many rows. Python's SQLite driver releases the
+# Number of rows → statement that inserts this number of rows. Python's SQLite driver releases the
 # GIL once per statement, and may then wait for other threads, so a statement inserts many rows.
 _INSERTS = {
     rows: f"INSERT INTO worker_steps ({_NAMES}) VALUES {', '.join([_ROW] * rows)} "

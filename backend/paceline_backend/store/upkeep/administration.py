@@ -60,7 +60,7 @@ def backup(store: Store, file: Path) -> None:
 
 
 def restore(store: Store, file: Path, *, replace: bool) -> None:
-    """Restore a file of `backup` in one transaction: other processes see all of it or nothing.
+    """Restore a `backup` file in one transaction: other processes see all of it or nothing.
 
     `replace` allows overwriting existing tables.
 
