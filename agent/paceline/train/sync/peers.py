@@ -156,7 +156,7 @@ class Peers:
             self._error = self._error or error
 
     def _next(self, number: int) -> str:
-        """Wait, without a limit, for the name of the rank with the next question, or for `_END`."""
+        """Wait, without a limit, for the number of the rank with the next question, or `_END`."""
         key, store = self._key(self._ranks.rank, number), self._ranks.blocking_store
         while True:
             try:
@@ -238,7 +238,10 @@ class TaskThread:
         _raise(self._error)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End the thread once it is idle. Wait for it at most `timeout_s`, or as long as `wait`."""
+        """End the thread once it is idle.
+
+        Wait for it at most `timeout_s` seconds; None: at most as long as `wait`.
+        """
         self._tasks.put(None)
         self._idle.wait(self._timeout_s if timeout_s is None else timeout_s)
 
