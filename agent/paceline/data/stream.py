@@ -222,7 +222,7 @@ class Whole:
     """Reader of a source that yields all samples on each rank; ranks claim blocks of samples."""
 
     seed: int | None = None
-    # The number of blocks is unknown; this number is larger than that of any source.
+    # The number of blocks is unknown; this is larger than the number of blocks of any source.
     pieces: int = 2**40
 
     def __init__(self, source: Iterable[Any]) -> None:

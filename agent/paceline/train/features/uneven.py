@@ -215,8 +215,8 @@ class Schedules:
     def look(self, optimiser: torch.optim.Optimizer | None) -> None:
         """Find the optimiser's schedules, once, and count their calls from now on.
 
-        If `optimiser` is None, find all schedules of the process. In this case, calls of `step`
-        before a step's last micro-batch are also ignored for schedules that the script makes later.
+        If `optimiser` is None, find all schedules of the process. Schedules that the script makes
+        later are then included: their `step` does nothing before a step's last micro-batch.
         """
         if self._looked:
             return

@@ -3,7 +3,7 @@
 FSDP gathers a unit's parameters before the unit's forward pass and, if they were freed, before its
 backward pass. After the backward pass it reduces the unit's gradients. FSDP calls these collectives
 in hooks, which torch runs in the order of registration. So this module registers a hook before and
-after each of FSDP's hooks. The time between its own hooks counts as waiting, not as computing.
+after each of FSDP's hooks. The time between this pair of hooks counts as waiting, not computing.
 On a CUDA device, times are events of the computing stream. So a collective in another stream counts
 as waiting only while the computing stream waits for it.
 """

@@ -188,7 +188,10 @@ class SharedBatches:
             self._spans.clear()
 
     def _leaves(self) -> bool:
-        """Leave this rank's batches to others if they finish sooner; return True in this case."""
+        """Leave this rank's batches to other ranks if they finish sooner.
+
+        Return True if this rank leaves its batches.
+        """
         if self._mine is not None and self._mine.queue.stance is Stance.LEAVES:
             return True
         if pool.is_due(self._clock() - self._worked_at, self._pace.batch_s):
@@ -293,7 +296,7 @@ class SharedBatches:
 class _Entry(NamedTuple):
     """A queue as stored, with an identifier of the write: the rank and the number of its write.
 
-    Without `write`, the compare-and-set of two ranks that write the same queue would both succeed.
+    Without `write`, if two ranks wrote equal queues, both compare-and-sets would seem to succeed.
     """
 
     queue: RankQueue
