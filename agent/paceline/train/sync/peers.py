@@ -118,7 +118,7 @@ class Peers:
                 self._thread.join(timeout=1.0)
 
     def _close(self, word: str) -> None:
-        """End the questions and answers of all ranks; if several ranks close, keep the first `word`."""
+        """End all ranks' questions and answers; only the first `word` (the reason) is kept."""
         store = self._ranks.store
         if store.compare_set(self._key("closed"), "", word).decode() != word:
             return
