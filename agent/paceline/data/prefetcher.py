@@ -68,7 +68,8 @@ class Prefetcher:
     themselves.
 
     This process must have claimed the data set's directory. `held` has the indices of the samples
-    in that directory. `filler` is the index of the sample that ranks without samples load.
+    in that directory. `filler` is the index of the sample that a rank loads if it has no
+    samples in a step.
     """
 
     def __init__(self, data: Sharded, held: list[int], filler: int) -> None:
@@ -246,7 +247,10 @@ class Prefetcher:
             self._count(sample, size)
 
     def _no_room(self, sample: int, ahead: bool) -> None:
-        """Requeue a sample that does not fit; pause until the next plan if none came meanwhile."""
+        """Handle a sample that does not fit: a sample for the next epoch is tried again later.
+
+        If no plan has arrived since the sample was chosen, fetch nothing until the next plan.
+        """
         with self._changed:
             if ahead:
                 self._ahead.appendleft(sample)

@@ -124,7 +124,7 @@ class Sharded:
         return data
 
     def fetch(self, index: int) -> bytes:
-        """Return a sample's bytes from the source; errors are those of `read`."""
+        """Return a sample's bytes from the source; it raises the same errors as `read`."""
         data, size = self.source.read(index), int(self.lengths[index])
         if len(data) != size:
             raise PacelineError(

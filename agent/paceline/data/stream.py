@@ -42,8 +42,8 @@ class Reading(Protocol):
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
         """Yield the samples of this rank in an epoch, in order.
 
-        After the samples of a shard that other ranks read, too, yield the shard's `ShardOrder`:
-        digests by which the ranks check that they read its samples in the same order.
+        If other ranks read parts of the same shard, yield its `ShardOrder` after its samples. This
+        has digests by which the ranks check that they read the samples in the same order.
         """
         ...
 
@@ -222,7 +222,7 @@ class Whole:
     """Reader of a source that yields all samples on each rank; ranks claim blocks of samples."""
 
     seed: int | None = None
-    # The number of blocks is unknown; this number is larger than that of any source.
+    # The number of blocks is unknown; this is larger than the number of blocks of any source.
     pieces: int = 2**40
 
     def __init__(self, source: Iterable[Any]) -> None:
@@ -296,7 +296,7 @@ def _names(shards: Sequence[Any]) -> str:
 
 
 def _name(shard: Any) -> str:
-    """Return the name of a shard: a path, a number, or several of these, such as a file per field.
+    """Return the name of a shard, which is a path, a number, or a list or mapping of these.
 
     Raise a TypeError for any other shard.
     """

@@ -93,8 +93,8 @@ def checked_sizes(
     """Return the sizes λ, [N], after checking them against the budget and the limits.
 
     Each sample must fit into the budget. With micro-batches, the largest sample must fit into each
-    limit. Without micro-batches, it must fit into one limit, and the limits together must have room
-    for every step.
+    limit. Without micro-batches, it must fit into one limit, and it must be possible to divide the
+    samples of every step within the limits.
 
     `token_limits` has one limit for each worker of the plan (a rank, or a group of ranks), or one
     limit for all workers; it is empty if there are no limits.
@@ -116,7 +116,7 @@ def refuse_limits(
     """Raise a ValueError if token limits are too small.
 
     With micro-batches, each limit must have room for the sample of size `longest`. Without
-    micro-batches, the limits together must have room for every step.
+    micro-batches, it must be possible to divide the samples of every step within the limits.
     """
     if micro_batches:
         refuse_small(np.array(limits), longest)

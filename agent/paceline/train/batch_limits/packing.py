@@ -26,7 +26,9 @@ class Packed(NamedTuple):
 
 
 def packed(samples: Sequence[Tensor | Sequence[Tensor]]) -> Packed:
-    """Put a batch's sequences end to end, in order; use it as ``session.loader(collate_fn=…)``.
+    """Put a batch's sequences end to end, in order.
+
+    Use this function as a collate function: ``session.loader(collate_fn=packed)``.
 
     Args:
         samples: for each sample a tensor, [L_i, …], or a tuple of tensors of the same length L_i,

@@ -48,10 +48,11 @@ class Contents:
         return {key: value for key, value in self.state().items() if is_dtensor(value)}
 
     def layout(self) -> dict[str, torch.Tensor]:
-        """Return, by key, a tensor that is split over ranks like the state's entry with this key.
+        """Return one tensor for each key of the state whose entry is split over the ranks.
 
-        The tensors of an optimiser's state may not exist yet, so those of one parameter have a
-        common key, ``optimizer/PARAMETER``, and are split like the parameter.
+        The tensor is split in the same way as the entry. The tensors of an optimiser's state may
+        not exist yet, so those of one parameter have a common key, ``optimizer/PARAMETER``, and are
+        split like the parameter.
         """
         return dict(self._layout()) if is_sharded(self.model) else {}
 

@@ -97,7 +97,7 @@ class Examination:
         raise EnoughError(0)
 
     def _in_trial(self, error: Exception) -> bool:
-        """Return whether the script failed in a rehearsal; if so, record the rehearsal's answer."""
+        """Return whether the script failed in a rehearsal; if so, record that as the result."""
         known = next((k for k in self._seen.sessions if k.rehearsal is not None), None)
         if known is None or known.rehearsal is None:
             return False
@@ -155,7 +155,7 @@ class Examination:
 
 
 def _finite(finding: Finding) -> Finding:
-    """Drop figures that are infinite or NaN, which JSON cannot represent."""
+    """Drop a finding's numbers that are infinite or NaN, which JSON cannot represent."""
     figures = {name: value for name, value in finding.figures.items() if math.isfinite(value)}
     return msgspec.structs.replace(finding, figures=figures)
 

@@ -33,7 +33,7 @@ class Checkpoints(Feature):
         self._saver.restore_random()
 
     def before_epoch(self) -> None:
-        """Save the training position if nodes join or leave after the script left its loop."""
+        """Save the training position if the plan has ended because nodes join or leave."""
         if self._state.reforms:
             self._save_last()
 

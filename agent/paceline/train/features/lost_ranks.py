@@ -32,7 +32,7 @@ Three limits apply to waits:
   for 10 s fails with an error that names rank 0. A rank detects the end of the store at its next
   publication.
 
-The check adds no time to reductions in a regular sequence, such as one in each step. The ranks have
+Reductions in a regular sequence, such as one in each step, are not delayed. The ranks have
 agreed on all earlier reductions, so they expect the same step and model for the next reduction. In
 three other cases a rank waits at a point of the program until all ranks have reached this point:
 before an unexpected reduction, after a step without a backward pass, and before a collective that
@@ -109,8 +109,8 @@ class RankMonitor(Feature):
         # This rank's newest activity, and the monotonic time at which it began.
         self._since: tuple[object, float] = (None, 0.0)
         # Kind of the newest reduction: the number of steps since the reduction before it, and the
-        # number of the model. `_follows` maps each kind to the kind of the reduction that followed
-        # it last.
+        # index of the wrapped model. `_follows` maps each kind to the kind of the reduction that
+        # followed it last.
         self._previous = (-1, -1)
         self._follows: dict[tuple[int, int], tuple[int, int]] = {}
         # The step of the newest reduction.
@@ -169,7 +169,7 @@ class RankMonitor(Feature):
     def _reducing(self, running: RunningStep, model: int) -> None:
         """Record that this rank begins a reduction; if it is unexpected, wait for the other ranks.
 
-        `model` is the number of the wrapped model.
+        `model` is the index of the wrapped model.
         """
         step = running.step.step
         kind = (step - self._reduced_in, model)
@@ -248,7 +248,10 @@ class RankMonitor(Feature):
         self._wake.set()
 
     def disconnect(self) -> None:
-        """End the thread. Rank 0, which serves the store, first lets the others read the reason."""
+        """End the thread.
+
+        After a failure, rank 0 first gives the others time to read the reason in its store.
+        """
         if self._thread is None:
             return
         if self._rank == 0 and self._failure is not None:

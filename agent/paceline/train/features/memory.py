@@ -36,7 +36,7 @@ _LIMIT_FRACTION = 0.9
 
 
 class LearnedLimits(Feature):
-    """Reduction of a session's token limits to those that ranks learned in earlier attempts."""
+    """Feature that lowers token limits to those that ranks learned in earlier attempts."""
 
     def __init__(self, state: TrainingState, budget: Budget) -> None:
         self._state, self._budget = state, budget
@@ -115,8 +115,9 @@ def with_learned(
     """Reduce the limits to those that ranks learned when memory ran out in earlier attempts.
 
     With micro-batches, a learned limit applies to all ranks with an equal device. This adds at most
-    one micro-batch, and prevents these ranks from running out of memory, too. The limit is at least
-    the size of the largest sample, unless a load of at most that size did not fit.
+    one micro-batch to a step, and prevents these ranks from running out of memory, too. A smaller
+    limit is raised to the size of the largest sample, unless a load of at most this size did not
+    fit.
 
     Without micro-batches, a learned limit applies only to the rank that learned it: the other ranks
     need room for the samples that no longer fit on this rank.

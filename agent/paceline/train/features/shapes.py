@@ -24,8 +24,8 @@ _GRID_PARTS = 4
 def suggested_grid(global_batch: int, world: int) -> int:
     """Return the value of `Session(shapes=…)` that `ShapeWarning` suggests.
 
-    It is the largest divisor of the global batch that is at most a quarter of an equal local batch,
-    or 1.
+    It is the largest divisor of the global batch that is at most a quarter of an equal local batch;
+    1 if there is none.
     """
     most = max(1, global_batch // (_GRID_PARTS * world))
     return max(grid for grid in range(1, most + 1) if global_batch % grid == 0)

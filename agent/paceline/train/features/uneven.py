@@ -71,7 +71,7 @@ class MicroBatches(_UnevenLoops):
             logger.warning("micro_batches=True has no effect without limits: %s", _GIVE_LIMITS)
 
     def begin_turn(self, turn: LocalStep) -> None:
-        """Find the script's schedules, whose steps are skipped before a step's last micro-batch."""
+        """Find the script's schedules: their `step` has no effect before the last micro-batch."""
         gate = self._state.gate
         if turn.place == 0 and gate.relaxed is not None:
             self._schedules.look(gate.chosen())
@@ -215,8 +215,8 @@ class Schedules:
     def look(self, optimiser: torch.optim.Optimizer | None) -> None:
         """Find the optimiser's schedules, once, and count their calls from now on.
 
-        If `optimiser` is None, find all schedules of the process. Then the steps of schedules that
-        are made later are also skipped before a step's last micro-batch.
+        If `optimiser` is None, find all schedules of the process. Schedules that the script makes
+        later are then included: their `step` does nothing before a step's last micro-batch.
         """
         if self._looked:
             return
@@ -307,7 +307,7 @@ class _Schedule:
     def due(self, step: LocalStep, number: int) -> int:
         """Return how often to call the schedule's `step` to advance it to step `number`.
 
-        The calls count as made.
+        The caller must make these calls, because the next results assume that they were made.
         """
         # At the first call in a segment, the schedule has already advanced to step `number`.
         if step.segment != self._segment:

@@ -3,9 +3,9 @@
 FSDP gathers a unit's parameters before the unit's forward pass and, if they were freed, before its
 backward pass. After the backward pass it reduces the unit's gradients. FSDP calls these collectives
 in hooks, which torch runs in the order of registration. So this module registers a hook before and
-after each of FSDP's hooks, and the time between the two counts as waiting instead of computing. On
-a CUDA device, times are events of the computing stream. So a collective in another stream counts as
-waiting only while the computing stream waits for it.
+after each of FSDP's hooks. The time between this pair of hooks counts as waiting, not computing.
+On a CUDA device, times are events of the computing stream. So a collective in another stream counts
+as waiting only while the computing stream waits for it.
 """
 
 from __future__ import annotations

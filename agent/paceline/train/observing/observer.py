@@ -48,7 +48,7 @@ def _guarded(method: Any) -> Any:
 
 
 class Observer:
-    """Recorder of one process's training events. Nothing is reported until a model is wrapped."""
+    """Receiver of one process's training events. Nothing is reported until a model is wrapped."""
 
     def __init__(self) -> None:
         # A forked child is not observed.

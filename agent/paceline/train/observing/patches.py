@@ -1,4 +1,4 @@
-"""Patches of PyTorch and of loggers that report a script's training events to the observer.
+"""Patches PyTorch and loggers, so that they report training events to the observer.
 
 `apply` patches DistributedDataParallel, loaders and optimisers. `later` returns the hooks for
 modules that the script imports later: FSDP2, and the loggers wandb, TensorBoard and MLflow, to

@@ -53,7 +53,7 @@ class AfterImport(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of another finder, whose loader is changed to call the hook.
+        """Return the spec from another finder, with a loader that also calls the hook.
 
         The hook runs after the module's execution and not here, because some scripts request a spec
         only to check whether a module is installed.

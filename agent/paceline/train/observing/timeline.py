@@ -153,7 +153,7 @@ class Timeline:
         # the newest of these data sets (`_fresh`; -1: none).
         self._fresh = -1
         self._begun: set[int] = set()
-        # Data sets over which a pass continued after a step of the optimiser.
+        # Data sets that the script continued to read after a step of the optimiser.
         self.trained: set[int] = set()
         # The stamp at which the rank stopped computing to load more of the step's data.
         self._paused: Any = None
@@ -238,7 +238,7 @@ class Timeline:
         activation checkpointing has a backward pass for each checkpointed part.
         """
         self.waited()
-        # If no hook was called at the call of the model, count the newest batch from a loader.
+        # If no hook ran when the model was called, count the newest batch from a loader.
         if not self._sized:
             self.entered(self._fetched)
         self._counted = False
@@ -273,7 +273,8 @@ class Timeline:
     def closed(self) -> list[ObservedStep]:
         """Return the completed steps that were not returned before, at the end of the script.
 
-        The wait for the device is short, because after a crash it may complete no further step.
+        The wait for the device is short, because after a crash the device may complete no further
+        step.
         """
         deadline = time.perf_counter() + _LAST_STEPS_S
         while self._finished and not self._finished[-1].readable(self._clock):
@@ -301,9 +302,9 @@ class Timeline:
     def _waited_s(self) -> float:
         """Return and clear the seconds of waiting for the data that the step trains on.
 
-        A step trains on the newest batch. It also trains on other data sets over which a pass
-        continues from step to step, such as unlabelled samples beside labelled ones. An evaluation
-        begins its pass between two steps, so its waits do not count.
+        A step trains on the newest batch. It also trains on other data sets that the script
+        continues to read from step to step, such as unlabelled samples beside labelled ones. An
+        evaluation begins to read its data set between two steps, so its waits do not count.
         """
         self.trained |= self._loads_s.keys() - self._begun
         return sum(self._loads_s.pop(data, 0.0) for data in self.trained | {self._data})

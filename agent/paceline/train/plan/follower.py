@@ -3,8 +3,8 @@
 A `Follower` yields a rank's steps. On rank 0 it drives the leader. On the other ranks a `Fetcher`
 reads shards from the ranks' store before they are needed. Reading a shard takes three calls, to
 wait for the shard, to get it and to delete it, and each call to a remote store takes a round trip.
-A thread makes these calls while the rank trains. The thread reads no shards beyond the rank's
-current epoch, because no shard follows the last epoch, after which the store ends.
+A thread makes these calls while the rank trains. The thread reads only shards up to the end of the
+rank's current epoch: after the last epoch no shard follows, and the store ends.
 """
 
 from __future__ import annotations
@@ -125,8 +125,9 @@ class Follower:
 class Fetcher:
     """Queue of one rank's shards, in the order of their segments. Call `close` at the end.
 
-    The thread has its own connection to the store, because a call that waits blocks all others on
-    its connection. The thread calls `on_node` with each segment's shard for this rank's node.
+    A thread fills the queue. It has its own connection to the store, because a call that waits
+    blocks all others on its connection. The thread calls `on_node` with each segment's shard for
+    this rank's node.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class Fetcher:
         self._shards.put(error)
 
     def close(self) -> None:
-        """End the thread, and wait for it unless its current call does not return."""
+        """End the thread. Wait for it at most 2 s, because its current call may not return."""
         atexit.unregister(self.close)
         with self._changed:
             if self._closing:

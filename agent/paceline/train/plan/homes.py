@@ -12,15 +12,16 @@ Ints = npt.NDArray[np.int64]
 
 
 class Homes:
-    """Homes of the samples: a sample's home is the node that trained it last or got it by a move.
+    """Homes of all samples, which adopted segments change.
 
+    A sample's home is the node that trained it last, or to which a plan has moved it since then.
     Not thread-safe. `shards` has the homes at the start of the attempt.
     """
 
     def __init__(self, shards: Shards) -> None:
         # The node of each rank, [W].
         self.nodes: Ints = np.array(shards.nodes)
-        # The rank of each node whose process has the prefetcher, [nodes].
+        # For each node, the rank whose process runs the prefetcher, [nodes].
         self.prefetchers: list[int] = np.unique(self.nodes, return_index=True)[1].tolist()
         # The home of each sample, [N]; -1: no node stores the sample.
         self.of: Ints = shards.holders()

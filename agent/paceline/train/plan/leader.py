@@ -68,7 +68,7 @@ LONGEST_WAIT_S = 5.0
 BETWEEN_WAITS = 20.0
 # Number of newest segments from which the time of a step is estimated.
 _PACE = 8
-# Number of bytes of a packed sample index.
+# Number of bytes of a sample's index in the result of `pack_samples`.
 _SAMPLE_BYTES = 4
 
 Ints = npt.NDArray[np.int64]
@@ -505,7 +505,7 @@ def _by_rank(samples: Ints, counts: Ints) -> tuple[Ints, Ints]:
 
 
 def _packed(samples: Ints, ends: Ints) -> list[bytes]:
-    """Return each rank's packed samples, [W]; `ends` has the end of each rank's samples, [W]."""
+    """Return each rank's samples as bytes, [W]; `ends` has the end of each rank's samples, [W]."""
     packed, cuts = pack_samples(samples), (_SAMPLE_BYTES * ends).tolist()
     return [packed[start:end] for start, end in zip([0, *cuts], cuts, strict=False)]
 

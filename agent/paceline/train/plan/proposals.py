@@ -83,7 +83,7 @@ class Proposals:
             return proposal
 
     def close(self) -> None:
-        """End the thread, waiting for it unless it is stuck in a dead connection."""
+        """End the thread. Wait for it at most 1 s, because its connection may be dead."""
         self._closing.set()
         self._thread.join(timeout=1.0)
 

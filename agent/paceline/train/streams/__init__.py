@@ -8,5 +8,5 @@
 
     reader = StreamReader(stream, startup, seed)
     reader.begin_epoch(epoch)
-    samples = reader.take([0, 1, 2])  # number of samples read before each
+    samples = reader.take([0, 1, 2])  # the first three samples that this rank has read
 """

@@ -35,21 +35,21 @@ def news_key(epoch: int, rank: int, number: int) -> str:
 
 
 def room_key(rank: int) -> str:
-    """Return the key of the leader's newest answer to a rank."""
+    """Return the key of the newest `BufferSize` that the leader has stored for a rank."""
     return f"stream/room/{rank}"
 
 
 def claims_key(epoch: int) -> str:
-    """Return the key of the number of parts of an epoch's shards that ranks have claimed."""
+    """Return the key of an epoch's claims: how many parts of its shards are claimed so far."""
     return f"stream/{epoch}/claims"
 
 
 def order_key(epoch: int, shard: int) -> str:
-    """Return the key of the order that the first reader of a shard saw."""
+    """Return the key of a shard's order, which the first rank that reads the shard stores."""
     return f"stream/{epoch}/order/{shard}"
 
 
-# Keys of a pickled sample for ranks that have read no sample, and of a counter: the rank that
-# counts first stores the sample.
+# The key of a pickled sample for ranks that have read no sample, and the key of a counter: the rank
+# that increases the counter first stores the sample.
 FILLER = "stream/filler"
 FILLER_ASKED = "stream/filler/asked"

@@ -1,4 +1,4 @@
-"""Reads a rank's samples of a stream in several processes, which read the rank's claims."""
+"""Reads a rank's samples of a stream in several processes, among which its claims are divided."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class _Pieces(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self._reading.pieces is not None:
             _hide_worker()
-        # If the rank has died before this line, `parent` is the PID of another process, which never
-        # changes. So `claim` also checks `is_alive`.
+        # If the rank has died before this line, `parent` is already the PID of another process, and
+        # `os.getppid()` never changes. So `claim` also checks `is_alive`.
         rank, parent = multiprocessing.parent_process(), os.getppid()
 
         def claim(shards: int) -> Claim | None:
@@ -54,8 +54,8 @@ def _hide_worker() -> None:
     """Make a source yield all samples of a claim to this process.
 
     Many sources yield to each process of a DataLoader only a part of their samples, according to
-    ``torch.utils.data.get_worker_info``. Here each process has claims of its own, so the remaining
-    samples of a claim would be lost.
+    ``torch.utils.data.get_worker_info``. Here each process has claims of its own, so the samples
+    that the source leaves to other processes would be lost.
     """
     worker._worker_info = None
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The number that stands for the filler, the sample that a rank without samples in a step runs.
+# The number that stands for the filler: the sample that a rank computes if it has no samples in a
+# step.
 FILLER = -1
 
 _MAC_BYTES = 32  # of SHA-256
@@ -304,7 +305,7 @@ class _NewsSender:
 
 
 def _pickled(sample: Any) -> bytes:
-    """Pickle a sample; return b"" on failure: only ranks without samples need the pickle."""
+    """Pickle a sample for ranks that have read none; return b"" on failure."""
     try:
         return pickle.dumps(sample)
     # A sample's own __reduce__ may raise anything.

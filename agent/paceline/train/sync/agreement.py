@@ -122,7 +122,7 @@ class LoopAgreement:
         raise PacelineError(why)
 
     def tell(self, step: int, why: str) -> None:
-        """Announce that this rank ends in a step, so that ranks that wait for it fail.
+        """Announce that this rank leaves its loop in a step, so that ranks that wait for it fail.
 
         Do not wait for other ranks.
         """

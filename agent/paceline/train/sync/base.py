@@ -94,8 +94,8 @@ class Round:
     """A finished round; see `wire.RoundRecord`.
 
     `staleness` counts the applied gradients by age in rounds; its last entry includes older ones.
-    `dropped` is the number of samples whose gradients were too old. `waited_s` is the response
-    time, which docs/glossary.md defines.
+    `dropped` is the number of samples whose gradients were too old. `waited_s` is how long it
+    took to call the round, while ranks computed; see "response time" in docs/glossary.md.
     """
 
     number: int
@@ -115,10 +115,10 @@ OnRound = Callable[[Round], None]
 
 @dataclass(frozen=True)
 class Channel:
-    """Means by which the ranks of a synchronisation exchange vectors in one segment.
+    """Process groups, store and keys with which ranks exchange vectors in one segment.
 
-    `prefix` begins all keys in the store, and is new for each segment. `on_round` is called with
-    each round.
+    All keys in the store start with `prefix`, which is new for each segment. `on_round` is called
+    with each round.
     """
 
     ranks: Ranks
@@ -126,7 +126,7 @@ class Channel:
     on_round: OnRound | None = None
 
     def reported_once(self) -> Channel:
-        """Return a channel that reports each round only once: `on_round` is None on other ranks."""
+        """Return a channel whose rounds only rank 0 reports: `on_round` is None on other ranks."""
         return self if self.ranks.rank == 0 else replace(self, on_round=None)
 
 

@@ -454,5 +454,5 @@ def _closure(args: Any, kwargs: Any) -> Any:
 
 
 def _is_of_connections(error: BaseException | None) -> bool:
-    """Return whether gloo or the store raised an error, perhaps because another rank ended."""
+    """Return whether an error is from gloo or the store: perhaps another rank has ended."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)

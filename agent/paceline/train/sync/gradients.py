@@ -31,12 +31,14 @@ class Gradient:
 
 
 class Flat:
-    """Layout of a vector: gradients, a flag for each gradient that exists, and optimiser settings.
+    """Layout of a rank's vector: its gradients, and the numbers that a step with the sum needs.
 
-    The sum of the ranks' vectors gives the summed gradients, the parameters for which any rank has
-    a gradient, the contributors' weight, and their mean settings (learning rate, momentum, …). So
-    all replicas apply the sum with the same settings, even if their schedules have advanced
-    differently. Vectors are on the CPU, in 32 bits. `parameters` have the same order on all ranks.
+    The numbers are: for each parameter, 1 if it has a gradient and else 0; a 1, to count the
+    contributors; the rank's weight; and the settings of its optimiser. The sum of the ranks'
+    vectors gives the summed gradients, the parameters for which any rank has a gradient, the
+    contributors' weight, and their mean settings (learning rate, momentum, …). So all replicas
+    apply the sum with the same settings, even if their schedules have advanced differently. Vectors
+    are on the CPU, in 32 bits. `parameters` have the same order on all ranks.
     """
 
     def __init__(
@@ -198,7 +200,7 @@ def _settings(optimiser: torch.optim.Optimizer) -> list[_Setting]:
 
 
 def joined(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return all values as one float32 vector on the CPU, copied at once from a single device."""
+    """Return all values as one float32 vector on the CPU; copy once if they share a device."""
     parts = [t.detach().reshape(-1).to(torch.float32) for t in tensors]
     devices = {part.device for part in parts}
     if len(devices) > 1:

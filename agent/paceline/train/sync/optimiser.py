@@ -161,7 +161,7 @@ class ScriptOptimiser:
 
 
 class Scales:
-    """Undoes the script's updates of gradient scalers before a step's last micro-batch.
+    """Undoes those updates of gradient scalers that come before a step's last micro-batch.
 
     A scaler's scale depends on its number of updates. Ranks have different numbers of micro-batches
     in a step, so each step must count as one update. Not thread-safe.

@@ -120,7 +120,7 @@ class Peers:
                 self._thread.join(timeout=1.0)
 
     def _close(self, word: str) -> None:
-        """End the questions and answers of all ranks; the first reason (`word`) is kept."""
+        """End all ranks' questions and answers; only the first `word` (the reason) is kept."""
         store = self._ranks.store
         if store.compare_set(self._key("closed"), "", word).decode() != word:
             return
@@ -158,7 +158,7 @@ class Peers:
             self._error = self._error or error
 
     def _next(self, number: int) -> str:
-        """Wait, without a limit, for the name of the rank with the next question, or for `_END`."""
+        """Wait, without a limit, for the number of the rank with the next question, or `_END`."""
         key, store = self._key(self._ranks.rank, number), self._ranks.blocking_store
         while True:
             try:
@@ -240,7 +240,10 @@ class TaskThread:
         _raise(self._error)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End the thread once it is idle. Wait for it at most `timeout_s`, or as long as `wait`."""
+        """End the thread once it is idle.
+
+        Wait for it at most `timeout_s` seconds; None: at most as long as `wait`.
+        """
         self._tasks.put(None)
         self._idle.wait(self._timeout_s if timeout_s is None else timeout_s)
 

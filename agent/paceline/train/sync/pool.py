@@ -51,7 +51,7 @@ def spans_of(shard: PlanShard) -> list[list[LocalStep]]:
 
 
 def _batches_of_spans(shard: PlanShard) -> list[int]:
-    """Return the lengths of `spans_of`, without making the steps."""
+    """Return the number of batches in each span of `spans_of`, without making the steps."""
     batches, last = [0], len(shard.counts) - 1
     for k, count in enumerate(shard.counts):
         batches[-1] += count > 0
@@ -188,7 +188,10 @@ class SharedBatches:
             self._spans.clear()
 
     def _leaves(self) -> bool:
-        """Leave this rank's batches to other ranks if they finish sooner; return whether it did."""
+        """Leave this rank's batches to other ranks if they finish sooner.
+
+        Return True if this rank leaves its batches.
+        """
         if self._mine is not None and self._mine.queue.stance is Stance.LEAVES:
             return True
         if pool.is_due(self._clock() - self._worked_at, self._pace.batch_s):
@@ -255,7 +258,10 @@ class SharedBatches:
         return entries
 
     def _rank_queues(self, entries: list[_Entry]) -> list[RankQueue]:
-        """Return the ranks' queues; a rank without a batch in the span keeps its earlier speed."""
+        """Return the ranks' queues.
+
+        If a queue has no time per batch yet, it gets the time that its rank reported last.
+        """
         rank_queues = [entry.queue for entry in entries]
         for rank, queue in enumerate(rank_queues):
             self._paces[rank] = queue.batch_s or self._paces[rank]
@@ -290,7 +296,7 @@ class SharedBatches:
 class _Entry(NamedTuple):
     """A queue as stored, with an identifier of the write: the rank and the number of its write.
 
-    Without `write`, the compare-and-set of two ranks that write the same queue would both succeed.
+    Without `write`, if two ranks wrote equal queues, both compare-and-sets would seem to succeed.
     """
 
     queue: RankQueue

@@ -174,7 +174,7 @@ class Rounds:
                 self._changed.notify_all()
 
     def _wait(self, reason: Callable[[], WaitReason | None]) -> None:
-        """Wait until `reason` returns None. A long wait is logged once, and calls rounds."""
+        """Wait until `reason` returns None. During a long wait, log it once, and call rounds."""
         began = time.monotonic()
         log_at, pulse_at, deadline = began + _LOG_S, began + _PULSE_S, began + self._timeout_s
         with self._changed:
@@ -302,7 +302,10 @@ class Rounds:
 
 
 class RoundCalls:
-    """Calls of a segment's rounds, for two threads. Only one thread calls `wait` and `forget`."""
+    """Caller of a segment's rounds, through keys in the ranks' store.
+
+    Two threads may use it, but only one of them calls `wait` and `forget`.
+    """
 
     def __init__(self, ranks: Ranks, prefix: str) -> None:
         self._ranks, self._prefix = ranks, prefix

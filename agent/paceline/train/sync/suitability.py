@@ -77,7 +77,7 @@ class Suitability:
             self.answer = self._all_suit(name, ranks)
 
     def tell(self, step: LocalStep) -> None:
-        """Report, once per segment, that gradients are all-reduced despite its synchronisation."""
+        """Report, once per segment, that the all-reduce replaces the planned synchronisation."""
         if self.on_fallback is None or not self._fallback or self._reported == step.segment:
             return
         self._reported = step.segment
