@@ -172,7 +172,7 @@ def answering(new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def check_path(new: NewRun) -> None:
-    """Require an absolute path, because the agents of the nodes have different directories.
+    """Require an absolute path, because the nodes' agents have different working directories.
 
     Raises:
         NewRunError: `cwd` is not absolute, or it is missing and the script's path is not absolute.
