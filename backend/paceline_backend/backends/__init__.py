@@ -1,4 +1,4 @@
-"""Training backends: sources of a run's processes.
+"""Training backends, which start the processes of runs.
 
 `Backend` is the interface of all backends. `local` starts a run through the agents of nodes.
 `simulated` starts no processes, because `paceline simulate` drives its runs. `adopted` launches a

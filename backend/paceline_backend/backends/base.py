@@ -59,7 +59,7 @@ class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Backend(Protocol):
-    """Source of a run's processes. Objects keep no state, because runs are in the store.
+    """Starts the processes of runs. Objects keep no state, because runs are in the store.
 
     Attributes:
         name: value of the column `runs.backend`.

@@ -229,7 +229,8 @@ class _Rank:
     def off(self, make: Callable[[], Estimator]) -> float:
         """Return the mean relative error with which a regressor forecasts later steps.
 
-        `make` returns a new regressor, which is fitted to the earlier steps of each split.
+        The steps are split several times. Each time, a new regressor, which `make` returns, is
+        fitted to the earlier steps and forecasts the later ones.
         """
         from sklearn.model_selection import TimeSeriesSplit
 

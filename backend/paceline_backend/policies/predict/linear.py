@@ -20,7 +20,7 @@ from paceline_backend.policies.predict.early import YOUNG_ROWS, Weighed, plausib
 from paceline_backend.policies.predict.regression import LEAST_RESIDUAL, SHARES, fit_ranks
 from paceline_backend.policies.values import LEAST_USABLE, Feedback, Floats, Ints, Models, usable
 
-# Parameters of presets that use this predictor.
+# Types of parameters, for presets that use this predictor.
 WindowSteps = Annotated[
     int,
     Meta(
@@ -76,8 +76,8 @@ _SHIFTS = 30
 # Minimum number of ranks that may get a common fit: in a large run, fewer ranks may have similar
 # times by chance.
 _ALIKE_RANKS = 4
-# Ranks get a common fit only if its forecasts of half and of twice the usual batch differ from each
-# rank's own forecasts by at most this multiple of the limit for the usual batch.
+# A rank gets a common fit only if the common fit's forecasts of half and of twice the usual batch
+# differ from the rank's own forecasts by at most this multiple of the limit for the usual batch.
 _SHAPES = 2
 
 
@@ -430,7 +430,7 @@ def _grouped(rows: Feedback, valid: Bools) -> bool:
 
 @dataclass(frozen=True)
 class PerSamplePredictor:
-    """CHRONICA's runtime prophet as printed (Alg. 1).
+    """CHRONICA's runtime prophet as in the paper (Alg. 1).
 
     The paper fits the line T = a·Λ + b to the times T and loads Λ of a worker's steps by ordinary
     least squares. The expected time of a sample of size λ is then a·λ + b, so the sum over a batch
