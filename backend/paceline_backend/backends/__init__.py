@@ -1,4 +1,4 @@
-"""Training backends: sources of a run's processes.
+"""Training backends, which start the processes of runs.
 
 `Backend` is the interface of all backends. `local` starts a run through the agents of nodes.
 `simulated` starts no processes, because `paceline simulate` drives its runs. `adopted` launches a
@@ -6,9 +6,9 @@ run on nodes that a user has started for this run. An `Engine`, such as `slurm`,
 of which starts nodes for a single run. Each backend has a module, and is registered in the
 entry-point group ``paceline.backends``, to which other packages can add backends.
 
-`requests.launch` validates a new run with its backend, records the run and lets the backend start
-it. Controllers and ingest call `planned` for the backends whose runs are planned by a controller.
-`control.engines` manages jobs:
+Controllers and ingest call `planned`, which returns the names of the backends whose runs are
+planned by a controller. `control.engines` submits and stops the jobs of engines. `requests.launch`
+validates a new run, records it and starts it, for example on one node:
 
     backend = backends.get(new.backend)
     backend.check(new, launch=True)

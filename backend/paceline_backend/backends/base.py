@@ -59,7 +59,7 @@ class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Backend(Protocol):
-    """Source of a run's processes. Objects keep no state, because runs are in the store.
+    """Starts the processes of runs. Objects keep no state, because runs are in the store.
 
     Attributes:
         name: value of the column `runs.backend`.
@@ -172,7 +172,7 @@ def answering(new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def check_path(new: NewRun) -> None:
-    """Require an absolute path, because the agents of the nodes have different directories.
+    """Require an absolute path, because the nodes' agents have different working directories.
 
     Raises:
         NewRunError: `cwd` is not absolute, or it is missing and the script's path is not absolute.

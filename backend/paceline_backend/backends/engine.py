@@ -126,8 +126,8 @@ class Engine(ABC):
         title: name of the engine in messages.
         plans_itself: see `Backend`.
         options: see `Backend`.
-        keeps_ended: true if the engine lists ended jobs for hours. A job that is missing from the
-            list was then removed by a user.
+        keeps_ended: true if the engine lists ended jobs for hours. If it does, a job that is
+            missing from the list counts as removed by a user.
     """
 
     name: ClassVar[str]

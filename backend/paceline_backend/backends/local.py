@@ -99,7 +99,7 @@ def _several(new: NewRun, free: Sequence[Mapping[str, Any]]) -> list[str]:
     if len(suitable) < new.nodes_min:
         names = ", ".join(node["id"] for node in suitable) or "none"
         slow = "".join(f"{reason}; " for reason in reasons)
-        able = "fast enough" if slow else "agents with a session that answer"
+        able = "fast enough" if slow else "agents that answer and have a session"
         raise NoNodeError(
             f"nodes_min: {new.nodes_min} nodes are needed; {able}: {len(suitable)} ({names}); "
             f"{slow}{_TAKE_ANY if slow else _START_AGENTS}"

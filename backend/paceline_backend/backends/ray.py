@@ -4,9 +4,9 @@ Each job is a driver (`ray_driver`) that gets its nodes as one placement group, 
 The label of the `Order` is the job's submission id, so Ray itself refuses duplicate jobs. The label
 is also in the job's metadata, by which `Ray.look` recognises Paceline's jobs.
 
-The driver and its settings, which contain the nodes' token, are uploaded as a package of files. Ray
-shows a job's command line, variables and metadata to every client of its API. Of a package, it
-shows only the name.
+The driver and its settings, which contain the nodes' token, are uploaded as a package of files.
+This keeps the token secret: Ray shows a job's command line, variables and metadata to every client
+of its API, but only the name of a package.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class RayOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only
     runtime_env: Annotated[
         dict[str, Any],
         Meta(
-            description="runtime environment in which Ray starts the nodes: pip, conda, …",
+            description="Ray's runtime environment for the nodes, with keys such as pip or conda",
             max_length=100,
         ),
     ] = msgspec.field(default_factory=dict)
@@ -303,7 +303,7 @@ def _settings(order: Order) -> dict[str, Any]:
 
 
 def _package(order: Order) -> bytes:
-    """Zip the job's files, readable by their owner only; the same order gives the same bytes."""
+    """Zip the job's files, readable by their owner only; equal `Order`s give equal bytes."""
     files = {
         ray_driver.NAME: Path(ray_driver.__file__).read_text(),
         ray_driver.SETTINGS: json.dumps(_settings(order), sort_keys=True),

@@ -1,8 +1,9 @@
 """Policies, which choose the samples that each rank trains in the next segment.
 
-A `Policy` is made of parts (`base`): a `Predictor` learns the ranks' speeds, an `Allocator` or a
-`Scheduler` divides the samples, a `Shuffler` places them, a `Chooser` picks the gradient
-synchronisation. A `Preset` is a policy that users choose by name. `plan` makes the next `Plan`.
+A `Policy` is made of parts (`base`). A `Predictor` learns the ranks' speeds. An `Allocator` chooses
+how many samples each rank gets, and a `Scheduler` chooses which samples. A `Shuffler` chooses the
+rank to which each sample belongs. A `Chooser` picks the gradient synchronisation. A `Preset` is a
+policy that users choose by name. `plan` makes the next `Plan`.
 
 Controller, simulator, what-if and replay call `make` and `plan`. A third party's package registers
 a `Preset` with the entry point group ``paceline.policies``:

@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class Kernel(Generic[P, R]):
-    """A function that is compiled at its first call, releases the GIL, and may call kernels."""
+    """A function that is compiled at its first call and releases the GIL; it may call kernels."""
 
     def __init__(self, function: Callable[P, R]) -> None:
         self.function = function

@@ -1,4 +1,4 @@
-"""Parameters of presets: a class of fields, its JSON Schema, and its checked values.
+"""Parameters of presets: their base class, their JSON Schema, and checks of given values.
 
 The registry calls `convert` before it makes a policy, and `with_presets` to limit the values of
 `BatchesOf` fields. REST shows `properties`.

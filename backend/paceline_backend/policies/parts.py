@@ -14,10 +14,10 @@ from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 from paceline_backend.policies.parameters import P, Parameters
 from paceline_backend.policies.values import Feedback, Ints, Models, Problem
 
-# Kind of change that a policy makes to the training, compared with plain DDP. "nothing": only the
-# order of floating-point sums differs, and effects of dropout, bf16 or augmentation, which depend
-# on the samples of a rank's batch. "batches": in addition, global batches contain other samples.
-# "training": in addition, gradients are synchronised at other times.
+# Kind of change that a policy makes to the training, compared with plain DDP. "nothing": the only
+# differences are the order of floating-point sums, and effects of dropout, bf16 or augmentation,
+# which depend on how a global batch is divided. "batches": in addition, global batches contain
+# other samples. "training": in addition, gradients are synchronised at other times.
 Changes = Literal["nothing", "batches", "training"]
 
 # Keys of `Plan.memory`, the state of a policy between two plans: the state of the chooser, and the
@@ -31,7 +31,7 @@ class Predictor(Protocol):
     def fit(self, feedback: Feedback, world: int) -> Models:
         """Return the models of all workers; `Models.unknown` while the feedback does not suffice.
 
-        Called first, for every segment, with all feedback in the controller's window.
+        Called first, for every segment, with feedback of the newest steps.
         """
         ...
 
@@ -145,7 +145,7 @@ class NodeChooser(Chooser, Protocol):
 
 @runtime_checkable
 class StepsChooser(Chooser, Protocol):
-    """A chooser that also considers the steps for which it chooses."""
+    """A chooser that also considers the first step, and if ranks' numbers of steps may differ."""
 
     def on_steps(self, first: int, *, uneven: bool) -> Chooser:
         """Return the chooser for a segment that begins with step `first`.
@@ -162,7 +162,7 @@ class Criteria:
 
     Before a switch to a policy, `insight.fitness` compares these properties with the run's
     measurements, and warns if the policy ignores a property that matters. By default a policy
-    considers no property, as plain DDP does; `insight.fitness` then warns only of the policy's
+    considers no property, like plain DDP; `insight.fitness` then warns only of the policy's
     changes to the training.
     """
 
@@ -178,8 +178,9 @@ class Criteria:
     goes_by_devices: bool = False
     # True if the policy chooses the number of a rank's samples before it picks the samples.
     counts: bool = False
-    # Number of newest steps whose times determine the counts, although times also depend on the
-    # samples of these steps. 0: the policy does not compute counts from the times of single steps.
+    # Number of newest steps from whose times the policy computes the counts, without considering
+    # that these times also depend on the sizes of the steps' samples. 0: the policy does not
+    # compute counts from the times of single steps.
     steps: int = 0
 
     @property

@@ -87,9 +87,9 @@ def plan(
             a switch and at a controller's takeover.
         choice: result of `Policy.choose` for this feedback and ``problem.memory``; None: call
             `Policy.choose`.
-        ahead: inputs for planning the whole next epoch, in which each sample is held by the rank
-            that trains it in this epoch. If the ranks' speeds are known, the next epoch's placement
-            is planned as well. None: only this epoch is planned.
+        ahead: inputs for planning the whole next epoch. Its placement has the rank that last
+            trained each sample. If the ranks' speeds are known, the next epoch's placement is
+            planned as well. None: only this epoch is planned.
 
     Raises:
         ValueError: the policy does not suit the run: see `unsuited`.

@@ -61,7 +61,7 @@ class Feedback:
         return Features(self.samples, self.load, self.squares, self.longest)
 
     def by_step(self, world: int) -> Feedback:
-        """Return the feedback with each array in the shape [steps, W]; no step lacks a rank."""
+        """Return the feedback with each array in the shape [steps, W], one row per step."""
         return Feedback(*(getattr(self, f.name).reshape(-1, world) for f in fields(self)))
 
     def batches(self, world: int, count: int) -> Feedback:
@@ -218,7 +218,7 @@ class Models:
     def unknown(world: int) -> Models:
         """Return equal models for `world` ranks whose speeds are unknown.
 
-        They take 1 s per size unit, so only the ratios of their times are useful.
+        Each rank takes 1 s per size unit, so only ratios of the expected times are useful.
         """
         return Models(np.ones(world), np.zeros(world), np.zeros(world), known=False)
 

@@ -578,7 +578,7 @@ def test_a_run_that_has_no_numbers_left_says_so(
     ("least", "env", "why"),
     [
         (1, {"TOKEN": "secret"}, "was started with values of TOKEN, which are not stored"),
-        (3, {}, "3 nodes are needed; agents with a session that answer: 2 (n2, n3)"),
+        (3, {}, "3 nodes are needed; agents that answer and have a session: 2 (n2, n3)"),
     ],
 )
 def test_a_run_that_cannot_be_launched_anew_fails_and_says_why(

@@ -60,7 +60,7 @@ def test_too_few_nodes_are_refused(client: httpx.Client, store: Store) -> None:
     refused = client.post("runs", json=BODY)
     assert refused.status_code == 409
     assert refused.json()["detail"].startswith(
-        "nodes_min: 2 nodes are needed; agents with a session that answer: 1 (n1); start one"
+        "nodes_min: 2 nodes are needed; agents that answer and have a session: 1 (n1); start one"
     )
     assert client.get("runs").json()["items"] == []
 

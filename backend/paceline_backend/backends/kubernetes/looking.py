@@ -20,8 +20,8 @@ def jobs(
 ) -> list[Job]:
     """Return the Jobs whose label starts with `prefix`.
 
-    `listed` are the API server's Jobs with a label of Paceline, `pods` their pods, and `events`
-    give reasons why pods could not be created.
+    `listed` are the API server's Jobs with a label of Paceline, and `pods` are their pods. `events`
+    are events that give reasons why pods could not be created.
     """
     refusals = _refusals(events)
     return [_job(job, own, refusals) for job, own in _with_pods(prefix, listed, pods)]
@@ -102,7 +102,7 @@ def _refusals(events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _true(object_: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the conditions that are met, by type."""
+    """Return an object's conditions that have the status True, by type."""
     return {
         condition["type"]: condition
         for condition in object_.get("status", {}).get("conditions") or ()

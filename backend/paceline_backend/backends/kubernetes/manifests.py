@@ -103,7 +103,7 @@ def _pod(order: Order, options: KubernetesOptions, image: str) -> dict[str, Any]
 
 
 def _away_from(machines: Sequence[str]) -> dict[str, Any]:
-    # `matchFields` accepts only one value per requirement, so each machine needs its own one.
+    # A requirement of `matchFields` accepts only one value, so make a requirement for each machine.
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in machines]
     required = {"nodeSelectorTerms": [{"matchFields": fields}]}
     key = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -155,9 +155,9 @@ def _container(order: Order, options: KubernetesOptions, image: str) -> dict[str
 def _script(order: Order, options: KubernetesOptions) -> str:
     """Return the script of a pod's container.
 
-    If a pod failed, Kubernetes would replace it, or the Job would end the other pods. Therefore a
-    pod never fails because its processes were killed: Kubernetes restarts the container, whose
-    script then ends with exit code 0, and starts no further pods.
+    If a pod failed, Kubernetes would replace it, or the Job would end the other pods. To prevent
+    this, a pod must not fail when its processes are killed. Kubernetes restarts the container
+    instead. The script then finds the file that its first start made, and ends with exit code 0.
 
     The kernel delivers no signal without a handler to the first process of a container, and a shell
     runs its handler only after the current command has ended. So the first process only waits, and
@@ -209,7 +209,7 @@ def _set_by_others(node: Mapping[str, Any], plane: str) -> bool:
     """Return True if another user cordoned the machine after Paceline's cordon was lifted by hand.
 
     A user who lifts the cordon by hand leaves Paceline's annotations, so only the machine's managed
-    fields show who set the cordon. The result is False if the API server returns none.
+    fields show who set the cordon. The result is False if the API server returns no such fields.
     """
     managers = {
         entry.get("manager")

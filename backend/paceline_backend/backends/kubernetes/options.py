@@ -34,7 +34,7 @@ class KubernetesOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, 
         | None
     ) = None
     gpus_per_node: Annotated[
-        int, Meta(ge=0, le=1000, description="GPUs of each node, as units of `gpu_resource`")
+        int, Meta(ge=0, le=1000, description="GPUs of each node, requested as `gpu_resource`")
     ] = 0
     gpu_resource: Annotated[Word, Meta(description="name of the GPU resource in the cluster")] = (
         "nvidia.com/gpu"

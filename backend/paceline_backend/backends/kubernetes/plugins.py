@@ -1,4 +1,4 @@
-"""Credential plugins of a kubeconfig: commands that follow ``client.authentication.k8s.io``."""
+"""Credential plugins of a kubeconfig: commands that print a Kubernetes ``ExecCredential``."""
 
 from __future__ import annotations
 

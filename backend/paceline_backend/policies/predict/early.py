@@ -1,6 +1,7 @@
 """Probabilities of different costs of a batch, while a run has the records of only a few steps.
 
-`linear` calls `plausible` until there are enough rows to compare forecasts of the rows instead.
+`linear` calls `plausible`. Once there are enough rows, `linear` compares costs by how well they
+forecast the rows.
 """
 
 from __future__ import annotations

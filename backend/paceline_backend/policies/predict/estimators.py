@@ -69,7 +69,7 @@ def linear() -> Any:
 
 
 def quantile() -> Any:
-    """Make scikit-learn's `QuantileRegressor` for the median: half of the steps take longer."""
+    """Make scikit-learn's `QuantileRegressor`, which predicts the median time."""
     from sklearn.linear_model import QuantileRegressor
 
     return QuantileRegressor(alpha=0.0)
@@ -102,7 +102,7 @@ class Huber:
 
 
 class Isotonic:
-    """scikit-learn's `IsotonicRegression`: times that rise with the load, in any shape."""
+    """scikit-learn's `IsotonicRegression`: any function that never falls as the load grows."""
 
     def __init__(self) -> None:
         from sklearn.isotonic import IsotonicRegression
@@ -159,9 +159,9 @@ class EstimatorPredictor:
     be proportional to the load.
 
     Of several candidates, the predictor uses the one that best forecasts later steps from earlier
-    steps, averaged over a few ranks. A candidate that raises a ValueError for a rank has the
-    largest error there. Each call of a candidate returns a new regressor. The regressor must be
-    deterministic, because a replay recomputes plans from the database.
+    steps, averaged over a few ranks. If a candidate raises a ValueError for a rank, its error for
+    this rank is the maximum, `_CAP`. Candidates are functions that return a new regressor at each
+    call. Regressors must be deterministic, because a replay recomputes plans from the database.
     """
 
     candidates: Mapping[str, Callable[[], Estimator]] = field(default_factory=lambda: REGRESSORS)
@@ -229,7 +229,8 @@ class _Rank:
     def off(self, make: Callable[[], Estimator]) -> float:
         """Return the mean relative error with which a regressor forecasts later steps.
 
-        `make` returns a new regressor, which is fitted to the earlier steps of each split.
+        The steps are split several times. Each time, a new regressor, which `make` returns, is
+        fitted to the earlier steps and forecasts the later ones.
         """
         from sklearn.model_selection import TimeSeriesSplit
 

@@ -53,7 +53,7 @@ class GruPredictor:
         if long_:
             windows = [sliding_window_view(times[rank], PAST + 1) for rank in long_]
             history = np.concatenate(windows)
-            # Pick sequences at even distances from the sequences of all workers.
+            # Of all workers' sequences, keep `_SEQUENCES` at even distances.
             history = history[np.linspace(0, len(history) - 1, _SEQUENCES).astype(int)]
             last = np.stack([times[rank][-PAST:] for rank in long_])
             mean = history[:, :PAST].mean(axis=1, keepdims=True)

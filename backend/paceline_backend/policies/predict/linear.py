@@ -20,7 +20,7 @@ from paceline_backend.policies.predict.early import YOUNG_ROWS, Weighed, plausib
 from paceline_backend.policies.predict.regression import LEAST_RESIDUAL, SHARES, fit_ranks
 from paceline_backend.policies.values import LEAST_USABLE, Feedback, Floats, Ints, Models, usable
 
-# Parameters of presets that use this predictor.
+# Types of parameters, for presets that use this predictor.
 WindowSteps = Annotated[
     int,
     Meta(
@@ -56,7 +56,7 @@ _PADDING_MARGIN = 12.0
 _FEW_DIFFERENCES, _NOISY = 8, 0.1
 # Differences between consecutive residuals are clipped to this value.
 _JUMP = 0.9
-# Batches count as padded if `plausible` gives its padded cost at least this probability.
+# Batches count as padded if `plausible` gives a padded cost at least this probability.
 _SURE = 0.98
 # If the largest padding is less than this many times the smallest, the rows cannot show whether
 # batches are padded, so the call of `plausible`, which takes 10 ms, is skipped.
@@ -76,8 +76,8 @@ _SHIFTS = 30
 # Minimum number of ranks that may get a common fit: in a large run, fewer ranks may have similar
 # times by chance.
 _ALIKE_RANKS = 4
-# Ranks get a common fit only if its forecasts of half and of twice the usual batch differ from each
-# rank's own forecasts by at most this multiple of the limit for the usual batch.
+# A rank gets a common fit only if the common fit's forecasts of half and of twice the usual batch
+# differ from the rank's own forecasts by at most this multiple of the limit for the usual batch.
 _SHAPES = 2
 
 
@@ -217,12 +217,11 @@ def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
     """Pull together the fits of ranks that may be equally fast; return all fits, [W, 3].
 
     A rank's level is the logarithm of its time for a usual batch (mean load, mean number of
-    samples). Ranks around one peak of the
-    levels' density get a common fit if noise alone may explain their differences. The fit of each
-    other rank is pulled towards the mean of the ranks near it; a near rank's weight is the
-    likelihood that noise alone explains the difference. Ranks without noise keep their fits. `fits`
-    has a, c and b of each rank, [W, 3]; `errors` the relative errors of the fits that noise may
-    cause, [W].
+    samples). Ranks around one peak of the levels' density get a common fit if noise alone may
+    explain their differences. The fit of each other rank is pulled towards the mean of the ranks
+    near it; a near rank's weight is the likelihood that noise alone explains the difference. Ranks
+    without noise keep their fits. `fits` has a, c and b of each rank, [W, 3]; `errors` the relative
+    errors of the fits that noise may cause, [W].
     """
     known = (fits[:, 0] > 0) & (errors > 0)
     if known.sum() < 2:
@@ -248,9 +247,10 @@ def _common(
     """Compute common fits of ranks whose levels are around the same density peak.
 
     Return a mask of the ranks that should get the common fit of their peak, [n], and the common fit
-    (a, c, b) for each rank, [n, 3]. A rank is not in the mask if it is further from the peak's
-    median than noise would put the furthest of equally fast ranks, or if its forecast of half or
-    twice the usual batch differs from the common forecast.
+    (a, c, b) for each rank, [n, 3]. A rank is not in the mask if its distance from the peak's
+    median is more than noise alone would cause, or if its forecast of half or twice the usual batch
+    differs too much from the common forecast. Peaks with few ranks, and peaks whose ranks differ by
+    more than noise alone would cause, have no ranks in the mask.
 
     The ranks are sorted by `level`, the logarithm of their time for the usual batch, [n]. `fits`
     has their a, c and b, [n, 3]. `error` is the relative error of each fit that noise may cause,
@@ -272,8 +272,8 @@ def _common(
         other = batch * [times, times, 1.0]
         off = np.abs(np.log((fits @ other) / np.maximum(common @ other, LEAST_USABLE)))
         near &= off <= _SHAPES * limit
-    # The squared distances of N normal values from their mean, in standard errors, add up to N - 1,
-    # with a standard deviation of √(2 (N - 1)).
+    # For N normal values, the sum of the squared distances from their mean, in standard errors, has
+    # the mean N - 1 and the standard deviation √(2 (N - 1)).
     number = np.add.reduceat(near.astype(np.float64), first)
     free = np.maximum(number - 1, 0.0)
     apart = np.add.reduceat(near * ((level - mean) / error) ** 2, first)
@@ -430,7 +430,7 @@ def _grouped(rows: Feedback, valid: Bools) -> bool:
 
 @dataclass(frozen=True)
 class PerSamplePredictor:
-    """CHRONICA's runtime prophet as printed (Alg. 1).
+    """CHRONICA's runtime prophet as in the paper (Alg. 1).
 
     The paper fits the line T = a·Λ + b to the times T and loads Λ of a worker's steps by ordinary
     least squares. The expected time of a sample of size λ is then a·λ + b, so the sum over a batch

@@ -222,11 +222,11 @@ def _reshaped(
 
     A surprising row is a row whose time differs much from its forecast. If the result is True, the
     fit with other coefficients is in `trial`. Rows with a new load show how large b is, and their
-    residuals can be as large as the residuals of rows at a new speed. Therefore the function
-    compares the likelihoods of all rows under two hypotheses. First: the rows before and after the
-    last change of speed had one speed after all. Second: the rows since the last change of speed
-    and the two surprising rows have one speed; the alternative is a change of speed or two
-    outliers.
+    residuals can be as large as the residuals of rows at a new speed. Therefore the function tests
+    two hypotheses. First: all rows, before and after the last change of speed, have one speed after
+    all. Second: the rows since the last change of speed and the two surprising rows have one speed.
+    The result is True if the rows are more likely under one of them than under the alternative,
+    which is a change of speed or outliers.
 
     `at` is the index of the surprising row in `rows`, and `held` the index of an earlier surprising
     row, or -1 if there is none. `changed` is true if the two rows look like a change of speed.

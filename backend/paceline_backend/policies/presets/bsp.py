@@ -1,4 +1,4 @@
-"""`bsp`: equal counts in random order, an all-reduce after each step: plain PyTorch DDP."""
+"""`bsp`: plain PyTorch DDP, with equal counts of samples in random order."""
 
 from __future__ import annotations
 

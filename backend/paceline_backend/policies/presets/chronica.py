@@ -1,9 +1,9 @@
 """`chronica`: each worker gets samples of each global batch according to its speed.
 
-CHRONICA's runtime prophet (Alg. 1, in `predict.linear`), data scheduler (Alg. 2), data shuffler
-(Alg. 3) and learning-rate compensator (Alg. 4). docs/decisions/0006-chronica-levelled.md explains
-why some defaults differ from the paper. ``picks="paper"`` and ``ett="per-sample"`` follow the
-paper.
+This module contains CHRONICA's data scheduler (Alg. 2), data shuffler (Alg. 3) and learning-rate
+compensator (Alg. 4). The runtime prophet (Alg. 1) is in `predict.linear`.
+docs/decisions/0006-chronica-levelled.md explains why some defaults differ from the paper.
+``picks="paper"`` and ``ett="per-sample"`` follow the paper.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class PaperScheduler:
     """CHRONICA's data scheduler as in the paper (Alg. 2). Workers use samples that they hold.
 
     A step's first pick is a random sample, which its holder computes. Each later pick goes to the
-    worker with the least ETT so far. The worker gets the largest of its samples that fits into the
-    gap between its ETT and the largest ETT, or its smallest sample if none fits.
+    worker with the least expected time (ETT) so far. The worker gets the largest of its samples
+    that fits into the gap between its ETT and the largest ETT, or its smallest sample if none fits.
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
@@ -98,9 +98,9 @@ class LevelledScheduler:
 
     Each pick goes to the worker that would end first with a typical sample of its own, and is a
     random sample of this worker. Then each worker exchanges one of its picks for another sample
-    that it holds. The exchange brings the worker's ETT as near as possible to the time that all
-    workers would take if the batch's load could be divided exactly. In an epoch's last step all
-    samples must be used, so they are divided largest first.
+    that it holds. The exchange brings the worker's expected time as near as possible to the time
+    that all workers would take if the batch's load could be divided exactly. In an epoch's last
+    step all samples must be used, so they are divided largest first.
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
@@ -130,15 +130,16 @@ class ChronicaShuffler:
     """CHRONICA's data shuffler (Alg. 3): overloaded workers give up as few samples as possible.
 
     A worker whose total expected time (ETT) is above a level gives up samples until its ETT is at
-    most the level, beginning with the largest sample that fits its surplus. These samples go,
-    largest first, to the least loaded worker, whose ETT grows by its own time for the sample. On
-    several nodes, samples are then exchanged so that fewer samples change their node
-    (`solve.nodes`). Where data lives on nodes, a sample goes only to a node that may get it and has
-    enough free storage.
+    most the level. Each time, it gives up the largest sample without which its ETT is still at
+    least the level, or its smallest sample if there is none. These samples go, largest first, to
+    the worker whose ETT with the sample is least; with `paper`, to the worker whose ETT without the
+    sample is least. Without `paper`, on several nodes, samples are then exchanged so that fewer
+    samples change their node (`solve.nodes`). Where data lives on nodes, a sample goes only to a
+    node that may get it and has enough free storage.
 
     With `paper`, the level is the mean of the workers' ETTs, which leaves a slow worker above the
-    other workers for several epochs. Without `paper`, the level is the time that all workers would
-    take if their loads were in proportion to their speeds.
+    other workers for several epochs. Without `paper`, the level is the time at which all workers
+    would end if loads could be moved freely between them.
     """
 
     paper: bool = False

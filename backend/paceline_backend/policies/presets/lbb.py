@@ -113,9 +113,9 @@ class LbbAllocator:
     tuning. The first counts have the proportions of the previous policy's counts. Without a
     previous policy, they solve Eq. 3 for the profiles, or are equal if there are no profiles.
 
-    A worker may get no samples (B_i = 0). SE then ignores the worker, and Eq. 3 uses its last
-    model. After `retry_steps` steps the worker gets `step` samples from the worker with most
-    samples, so that its time becomes known and tuning continues.
+    A worker may get no samples (B_i = 0). It then does not count for SE. In Eq. 3, it still has a
+    model: with `times` "measured", its last one. After `retry_steps` steps the worker gets `step`
+    samples from the worker with most samples, so that its time becomes known and tuning continues.
 
     The paper's samples have equal sizes, so that a rank's time shows its speed. Where sizes differ,
     the times of single steps mostly show which samples a rank got. By default, a rank's time is
@@ -174,9 +174,11 @@ class LbbAllocator:
     def _move(
         self, memory: _LbbMemory, problem: Problem, line: Line, takes_part: Any
     ) -> _LbbMemory:
-        """Move samples from the slowest worker to the fastest, unless it becomes equally slow.
+        """Move samples from the slowest worker to the fastest, if this is useful.
 
-        Without this condition, a sample could move back and forth if workers have few samples.
+        It is useful if the fastest worker takes less time after the move than the slowest worker
+        before the move. Without this condition, a sample could move back and forth if workers have
+        few samples.
         """
         changed, (_, limits) = np.array(memory.counts), counts.bounds(problem)
         expected = line(changed)
@@ -292,7 +294,7 @@ class LbbParameters(counts.CountsParameters, frozen=True):
             ge=1,
             le=10_000,
             description="Number of samples that move from the slowest rank to the fastest rank if "
-            "the batch sizes change without being recomputed.",
+            "the batch sizes change, but are not all recomputed.",
         ),
     ] = 1
     window_steps: Annotated[
@@ -301,7 +303,7 @@ class LbbParameters(counts.CountsParameters, frozen=True):
             ge=0,
             le=10_000,
             description="After all batch sizes were recomputed, they are not recomputed again for "
-            "this number of steps; single samples may move between ranks.",
+            "this number of steps; `step` samples at a time may still move between ranks.",
         ),
     ] = 8
     retry_steps: Annotated[

@@ -116,10 +116,10 @@ class Measured:
     The relaxed synchronisation must save more than the fraction `saving` of the time. The time
     under the synchronisation in force is measured; the time under the other synchronisation is
     estimated. A step under the all-reduce is estimated to take the compute time of its slowest
-    rank, plus the exchange and the other time that were last measured under the all-reduce. A
-    relaxed step is estimated to take the time that all ranks together need for the step's work, or
-    the time of the slowest rank if ranks cannot take over batches. The exchange adds no time,
-    because it normally runs while ranks compute.
+    rank, plus the time of the exchange and of everything else, such as data loading; both were last
+    measured under the all-reduce. A relaxed step is estimated to take the time that all ranks
+    together need for the step's work, or the time of the slowest rank if ranks cannot take over
+    batches. The exchange adds no time, because it normally runs while ranks compute.
 
     If the relaxed synchronisation saves less than `back`, the chooser returns to the all-reduce. If
     the relaxed synchronisation never saved enough, it is tried again after 20 times the duration of

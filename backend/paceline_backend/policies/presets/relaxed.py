@@ -222,7 +222,7 @@ class Flexrr:
     """A chooser of the synchronisation that applies gradients on arrival and bounds ranks' leads.
 
     If ranks may take over batches of each other (`uneven`), they end each segment together, which
-    bounds their drift. A slow rank gives batches away, so it makes fewer steps than the other
+    bounds their leads. A slow rank gives batches away, so it makes fewer steps than the other
     ranks, and a bound on the lead would make the other ranks wait. If ranks may not take over
     batches, a rank is at most `staleness` steps ahead of the slowest rank.
     """
@@ -282,8 +282,8 @@ class NSoftParameters(RelaxedParameters, frozen=True):
         Meta(
             ge=1,
             le=1024,
-            description="An update happens as soon as the number of ranks ÷ n, rounded up, have a"
-            " gradient.",
+            description="Of M ranks, M/n ranks (rounded up) must have a gradient before an update"
+            " happens.",
         ),
     ] = 2
     staleness: Staleness = 4

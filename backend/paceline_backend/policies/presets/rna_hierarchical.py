@@ -78,7 +78,7 @@ class Grouping:
         return self.choice(grouping, _words(grouping, step_times(compute_s, samples)))
 
     def choice(self, grouping: list[list[int]], why: str) -> Choice:
-        """Return the choice with `grouping` as groups; `why` is the reason for the operator."""
+        """Return the choice with `grouping` as groups; `why` explains it to the operator."""
         return Choice(self._sync_of(grouping), why, {"groups": grouping})
 
     def _sync_of(self, grouping: list[list[int]]) -> Synchronisation:

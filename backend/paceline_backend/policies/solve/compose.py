@@ -446,12 +446,14 @@ def _exchanged(off: Ints, turn: int, binned: _Binned, gap: Floats, a: Floats) ->
 
 
 def matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
-    """Regroup bins into steps: one step gets each worker's fullest bin, the next the second, ….
+    """Regroup bins into steps by load.
 
-    Return each sample's new bin, [R]. A worker's bins hold equally many samples, except in the last
-    step, which does not change. So any bins of different workers can form a step, and this grouping
-    minimises the total time of all steps. `bins` is the bin of each sample, [R], `sizes` its cost
-    f(λ), [R], and `steps` the number of steps without the last one.
+    The first step gets each worker's bin with the largest load, the second step each worker's bin
+    with the second largest load, and so on. Return each sample's new bin, [R]. A worker's bins hold
+    equally many samples, except in the last step, which does not change. So any bins of different
+    workers can form a step, and this grouping minimises the total time of all steps. `bins`
+    is the bin of each sample, [R], `sizes` its cost f(λ), [R], and `steps` the number of steps
+    without the last one.
     """
     load = np.bincount(bins, sizes, minlength=(steps + 1) * world).reshape(-1, world)
     # The smaller last step stays last.

@@ -89,6 +89,6 @@ def _rates(sizes: Floats, workers: Workers) -> Floats:
 def _shared(work: float, rates: Floats, workers: Workers) -> float:
     by_b = np.argsort(workers.b)
     rates, b = rates[by_b], workers.b[by_b]
-    # In ascending sequence of b, each further worker lowers the time until its b alone exceeds the
-    # time. So the result is the minimum over the numbers of workers.
+    # Add workers in ascending sequence of b. Each one lowers the common time, until a worker's b
+    # alone is longer than this time. So the result is the minimum over all numbers of workers.
     return float(((work + np.cumsum(rates * b)) / np.cumsum(rates)).min())
