@@ -70,7 +70,7 @@ def node_telemetry(node: str) -> str:
 
 
 def writer_of(stream: str) -> tuple[str, str]:
-    """Return the only writer of a stream: "run" or "node", and its name.
+    """Return the kind ("run" or "node") and the name of a stream's only writer.
 
     Both results are empty if the stream has several writers.
     """

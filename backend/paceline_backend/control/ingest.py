@@ -130,7 +130,7 @@ logger = logging.getLogger(__name__)
 class IngestStats:
     """Counters of one ingest, which the thread of ingest writes and any thread may read."""
 
-    # Number of stored records of worker steps, including repeated records.
+    # Number of stored step records, one per step and rank, including repeated records.
     rows: int = 0
     # Number of committed transactions.
     batches: int = 0
@@ -586,7 +586,7 @@ class Ingest:
 
 
 def _publish(pipeline: Pipeline, items: Sequence[_Item], oldest: str) -> None:
-    """Add commands to a pipeline that notify controllers and open pages of stored items.
+    """Queue in a pipeline the entries that tell controllers and open pages about stored items.
 
     Live streams keep no entries before the number `oldest`.
     """
@@ -612,7 +612,7 @@ def _publish(pipeline: Pipeline, items: Sequence[_Item], oldest: str) -> None:
 
 
 def _entry_at(at: float) -> str:
-    """Return the smallest number that an entry which arrives at a Unix time can have."""
+    """Return the smallest possible number of an entry that arrives at this Unix time."""
     return f"{max(0.0, 1_000 * at):.0f}-0"
 
 
