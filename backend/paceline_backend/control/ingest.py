@@ -460,7 +460,11 @@ class Ingest:
                 return self._written(items, written)
 
     def _write_apart(self, items: list[_Item], stop: threading.Event) -> set[str]:
-        """Commit items in two halves, because they cannot be committed together; see `_write`."""
+        """Commit items that cannot be committed together; see `_write`.
+
+        Give items with a defect a `reason` and commit the others. If there is no such item, commit
+        both halves of the items separately.
+        """
         for item in items:
             item.reason = None if item.message is None else defect(item.message)
         good = [item for item in items if item.reason is None]
