@@ -451,8 +451,8 @@ class Attendant:
 def _may_submit(run: EngineRun, part: str, by_part: Mapping[str, Job]) -> bool:
     """Return True if a job may be submitted now.
 
-    A job that brings further nodes is submitted only once the run trains. Before, its nodes would
-    only wait.
+    A job that brings further nodes is submitted only once nodes of the run have started. Before
+    that, its nodes would only wait.
     """
     runs = any(job.state == "running" for job in by_part.values())
     return part == "0" or runs or run.state not in WAITING

@@ -79,7 +79,10 @@ class FleetWatch:
         leases.give_back(self._store, self._owner, "fleet")
 
     def look(self, stop: threading.Event) -> bool:
-        """Update all runs once; return False if another worker holds the lease."""
+        """Update the progress of all runs and the verdicts that are due.
+
+        Return False if another worker holds the lease.
+        """
         seen = self._note_progress()
         if seen is None:
             return False

@@ -240,9 +240,9 @@ class History:
     def adopt(self, plan: Plan) -> None:
         """Add the next segment that ran.
 
-        If the shuffler was called for the segment but `shuffled` was not, another controller
-        planned the segment. Segments do not contain the shuffler's result, so the shuffler must be
-        called again.
+        If the shuffler ran for the segment, but `shuffled` was not called, another controller
+        planned the segment. Segments do not contain the shuffler's result, so the shuffler must run
+        again.
         """
         if plan.seq != self.seq:
             self._lose_track()
