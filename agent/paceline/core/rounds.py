@@ -18,7 +18,7 @@ The caller reports events (`offer`, `finish`, `take`) and acts on the answers::
     match member.announce():
         case RoundAction.CALL: ...               # call round `progress.rounds_done`
         case RoundAction.READY: ...              # count this rank, call `progress.enough`
-    # Once the round is called, each member contributes. Its end gives all ranks the same state:
+    # Once the round is called, each member contributes. The round's end gives all ranks one state:
     gradients = member.contribute(tally)
     progress.begin()
     progress.end(clocks, finished)

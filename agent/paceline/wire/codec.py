@@ -116,8 +116,8 @@ def decode_signed(
 ) -> tuple[str, Message]:
     """Return the run id and the message of a bus entry if the control plane wrote the entry.
 
-    `key` is that of the run or node that reads the stream; None: the control plane gave no key, and
-    the MAC is not checked.
+    `key` is the key of the run or node that reads the stream; None: the control plane gave no key,
+    and the MAC is not checked.
 
     Raises:
         ForgedError: the MAC is missing or wrong.

@@ -69,7 +69,7 @@ def of_whole(message: Any, bounds: Mapping[str, int]) -> str | None:
 
 
 def of_times(message: Any, names: Sequence[str]) -> str | None:
-    """Describe the first time that is negative, infinite or NaN."""
+    """Describe the first of the fields `names`, all times, that is negative, infinite or NaN."""
     for name in names:
         if not 0 <= getattr(message, name) < math.inf:
             return f"{name} is {getattr(message, name)}, not a finite number of at least 0"

@@ -60,7 +60,7 @@ def is_node(name: str) -> bool:
 
 
 def run_telemetry(run: str) -> str:
-    """Return the stream of the reports of a run's own processes."""
+    """Return the stream on which a run's own processes report."""
     return f"paceline:run:{run}:telemetry"
 
 
