@@ -77,7 +77,7 @@ class ControllerManager:
     def look(self) -> None:
         """Extend leases, and stop and start controllers."""
         if not self._reaped:
-            # Remove the leases of workers that died.
+            # Remove expired leases on runs that have ended or were deleted.
             reap(self._store)
             self._reaped = True
         self._extend()

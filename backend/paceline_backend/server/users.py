@@ -156,8 +156,9 @@ def _make(
     except redis.ResponseError as error:
         answers = [error]
     for answer in answers:
-        # Only these two types mean that the bus refuses users. Subclasses, such as the error for a full
-        # memory, are raised: an outage must not lead to shared credentials with more rights.
+        # Only these two types mean that the bus refuses users. Their subclasses, such as the error
+        # for a full memory, are raised: an outage must not lead to shared credentials with more
+        # rights.
         if type(answer) in (redis.ResponseError, redis.exceptions.NoPermissionError):
             if info and f"+{_SET_INFO}" in str(answer):
                 return _make(client, users, off, info=False)

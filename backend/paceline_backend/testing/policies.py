@@ -65,8 +65,8 @@ def check_policy(preset: Preset[Any], *, cases: int = 40, seed: int = 0) -> None
 
     The clusters are drawn at random. Some cases have very few samples, a global batch that the
     ranks cannot divide evenly, samples of size zero, a single rank, more ranks than samples,
-    devices of different speed, noise, memory limits, or profiles. Parameters have random legal values.
-    In some cases, another policy plans the first steps.
+    devices of different speed, noise, memory limits, or profiles. Parameters have random legal
+    values. In some cases, another policy plans the first steps.
 
     Args:
         preset: the preset of the policy.
