@@ -175,12 +175,12 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
     staleness: list[int]
     # Number of samples whose gradients were dropped because they were too old.
     dropped: int
-    # Response time. For a partial round: seconds from the end of the previous round until this
-    # round was called. For a mean of two replicas: from the rank's request until the other rank
-    # receives it. For a mean of all replicas: 0. Ranks compute meanwhile.
+    # For a partial round: seconds from the end of the previous round until this round was called.
+    # For a mean of two replicas: from the rank's request until the other rank receives it. For a
+    # mean of all replicas: 0. Ranks compute meanwhile.
     waited_s: float
-    # Seconds from the end of the response time until the result arrived. For a mean of all
-    # replicas: the whole exchange, including the wait for the slowest rank.
+    # Seconds from the end of `waited_s` until the result arrived. For a mean of all replicas: the
+    # whole exchange, including the wait for the slowest rank.
     reduced_s: float
     # Number of bytes that the rank contributed.
     bytes: int

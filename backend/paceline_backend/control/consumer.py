@@ -109,7 +109,7 @@ class Consumer:
         }
 
     def reset(self) -> None:
-        """Start over: read own unacknowledged entries, then those of dead members, then new."""
+        """Start over: read unacknowledged entries before new ones, this member's own first."""
         self._own_after = dict.fromkeys(self._streams, b"0")
         self._claim_from = {}
         self._claim_at = 0.0
