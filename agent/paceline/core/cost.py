@@ -31,7 +31,7 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch of n samples is Σ f(λ), or n · f(max λ) if samples are padded to the longest one.
     """
 
-    # κ per size unit, ≥ 0
+    # κ in f(λ), per size unit; ≥ 0
     kappa: float = 0.0
     padded: bool = False
 

@@ -175,8 +175,8 @@ class Ledger:
         whose load, including this sample, is the smallest in proportion to its share. Without
         `shares`, rank r of W ranks gets positions r, r + W, … of each global batch, as with
         DistributedSampler. A rank at its limit gets no more samples. Then a few samples move to
-        other ranks, until each rank's number of samples is on the grid or, with a budget, no rank
-        exceeds its limit.
+        other ranks, until each rank's number of samples is a multiple of the grid or, with a
+        budget, no rank exceeds its limit.
 
         Args:
             steps: the maximum number of steps to plan.
@@ -257,7 +257,7 @@ def _deal_in_turn(samples: Ints, limits: Ints) -> list[Ints]:
 def _deal_at_home(
     samples: Ints, sizes: Floats, shares: Floats, limits: Ints, nodes: Ints, homes: Ints
 ) -> list[Ints]:
-    """Deal samples to ranks of the nodes that hold them, longest processing time first."""
+    """Deal samples, largest first, to ranks of the nodes that hold the samples."""
     pace = 1.0 / np.maximum(shares, shares[shares > 0].min(initial=1.0))
     load = np.where(limits > 0, 0.0, np.inf)
     parts: list[list[int]] = [[] for _ in shares]
@@ -273,7 +273,7 @@ def _deal_at_home(
 
 
 def _deal(samples: Ints, sizes: Floats, shares: Floats, limits: Ints) -> list[Ints]:
-    """Deal samples to ranks of unequal speed, longest processing time first."""
+    """Deal samples, largest first, to ranks of unequal speed."""
     shares = np.where(limits > 0, shares, 0.0)
     # If the ranks with a share cannot take all samples, ranks without a share get samples, too.
     if limits[shares > 0].sum() < len(samples):

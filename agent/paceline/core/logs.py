@@ -49,7 +49,7 @@ _longest_first: list[str] = []
 
 
 def hide(values: Iterable[str]) -> None:
-    """Hide values in this process's logs, except short values and common words and paths."""
+    """Hide values in this process's logs, except short values, common words and paths."""
     _remember(
         value for value in values if len(value) >= _SHORTEST_HIDDEN and not _COMMON.fullmatch(value)
     )
@@ -84,7 +84,7 @@ def redacted(text: str) -> str:
 
 
 class PlainFormatter(logging.Formatter):
-    """A formatter of lines for people, tracebacks included."""
+    """A formatter of plain text; it also redacts secrets in tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's lines, redacted."""

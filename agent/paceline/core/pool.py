@@ -211,8 +211,8 @@ class Pace:
     def add(self, seconds: float) -> None:
         """Add the time of a batch.
 
-        `seconds` last from the batch's start to the start of the next batch, without waits for
-        other ranks.
+        `seconds` is the time from the batch's start to the start of the next batch, without waits
+        for other ranks.
         """
         before = self.batch_s or seconds
         self.batch_s = before + NEWEST * (seconds - before)

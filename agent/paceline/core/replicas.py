@@ -73,7 +73,7 @@ def staleness(steps: int, others: int) -> list[int]:
 
     The newer replica has age 0. The age of the older replica is the difference between their
     numbers of steps; higher ages count as `AGES` - 1. `steps` is the number of steps of the rank
-    that sent the request, `others` that of the rank that answers the request.
+    that sent the request, `others` is the number of steps of the rank that answers the request.
     """
     ages = [0] * AGES
     ages[0] += 1

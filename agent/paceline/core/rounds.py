@@ -18,11 +18,11 @@ The caller reports events (`offer`, `finish`, `take`) and acts on the answers::
     match member.announce():
         case RoundAction.CALL: ...               # call round `progress.rounds_done`
         case RoundAction.READY: ...              # count this rank, call `progress.enough`
-    # Once the round is called, each member contributes. Its end gives all ranks the same state:
+    # Once the round is called, each member contributes. The round's end gives all ranks one state:
     gradients = member.contribute(tally)
     progress.begin()
     progress.end(clocks, finished)
-    action = member.announce()                   # of members with events since `begin`
+    action = member.announce()                   # of each member that had events since `begin`
 
 The protocol has no fixed number of steps. Each rank calls `Member.finish` when it has no more
 steps, so ranks may make different numbers of steps.
@@ -106,7 +106,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class Call:
-    """The rule for who calls a round: a quorum of ready ranks, or the first ready of drawn ranks.
+    """The rule for who calls a round: a quorum of ready ranks, or one of a few drawn ranks.
 
     Args:
         quorum: number of ranks that must be ready before a round is called: for M ranks, M/n with
@@ -140,7 +140,7 @@ class Call:
         return self.probes is None
 
     def drawn(self, number: int, working: list[int]) -> frozenset[int] | None:
-        """Return the ranks drawn for a round, the first of which to be ready calls it.
+        """Return the ranks drawn for a round; the first of them to be ready calls the round.
 
         Return None if any rank may call the round. `working` are the ranks that had steps left when
         the previous round ended.
@@ -159,8 +159,8 @@ class RoundProgress:
         reducing: True while a round that has been called has not ended.
         clocks: number of steps that each rank had completed, according to the last round.
         working: ranks that had steps left, according to the last round.
-        drawn: the ranks drawn for the next round, which the first of them to be ready calls; None:
-            any rank may call it.
+        drawn: the ranks drawn for the next round; the first of them to be ready calls the round.
+            None: any rank may call it.
         least: a triple: the fewest completed steps of any rank in `working`, that rank (-1: there
             are several), and the fewest completed steps of the other ranks in `working`.
     """

@@ -8,7 +8,7 @@
 - `states`: the states of a run and their order;
 - `streams`: the streams of the bus, with the writers and readers of each;
 - `codec`: conversion between messages and bus entries, with `WireError` for unreadable entries and
-  `ForgedError` for entries that the control plane should have written, but did not;
+  `ForgedError` for entries whose MAC is missing or wrong;
 - `sealing`: encryption of data that only the control plane and one node may read;
 - `defects`: validation of values that types do not restrict enough;
 - `bus`: connections to the bus.

@@ -99,7 +99,7 @@ class LogFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LogList(msgspec.Struct, frozen=True, tag="logs"):
-    """The logs of a run on a node, those of the newest attempts first; at most `MOST_LOGS`."""
+    """The logs of a run on a node, newest attempts first; at most `MOST_LOGS`."""
 
     logs: list[LogFile]
 

@@ -5,8 +5,9 @@ for a node's message) and ``data`` (MessagePack, tagged with the message's type)
 and counts entries of another version.
 
 A program that reaches the bus may be able to write to any of its streams. So entries on
-``control(run)`` and ``commands(node)`` carry the field ``mac``: HMAC-SHA256 over the stream's name
-and all other fields, made with a key that only the control plane and that run or node have.
+``control(run)``, ``commands(node)`` and ``answers(node, id)`` carry the field ``mac``: HMAC-SHA256
+over the stream's name and all other fields, made with a key that only the control plane and that
+run or node have.
 """
 
 from __future__ import annotations
@@ -100,13 +101,13 @@ def decode_all(fields: dict[bytes, bytes]) -> tuple[str, list[Message]]:
 
 
 class ForgedError(WireError):
-    """A bus entry that the control plane should have written, but did not."""
+    """A bus entry whose MAC is missing or wrong, so its writer may not have the key."""
 
 
 def signed(fields: dict[bytes, bytes], stream: str, key: bytes) -> dict[bytes, bytes]:
     """Return the fields of a bus entry together with its MAC.
 
-    `key` is the key of the run or node that reads the stream.
+    `key` is the key of the run or node to which the stream belongs.
     """
     return {**fields, b"mac": _mac(fields, stream, key)}
 
@@ -114,10 +115,10 @@ def signed(fields: dict[bytes, bytes], stream: str, key: bytes) -> dict[bytes, b
 def decode_signed(
     fields: dict[bytes, bytes], stream: str, key: bytes | None
 ) -> tuple[str, Message]:
-    """Return the run id and the message of a bus entry if the control plane wrote the entry.
+    """Return the run id and the message of a bus entry, after checking its MAC.
 
-    `key` is that of the run or node that reads the stream; None: the control plane gave no key, and
-    the MAC is not checked.
+    `key` is the key of the run or node to which the stream belongs; None: the control plane gave no
+    key, and the MAC is not checked.
 
     Raises:
         ForgedError: the MAC is missing or wrong.

@@ -1,8 +1,9 @@
 """Validation that message types cannot express, and descriptions of invalid values.
 
 Any program may write to the bus, so a message that decodes may still hold values that a database
-rejects or a reader cannot use. Each function ``of_…`` returns a reason that names the field, or
-None. `worded` describes a value that the decoding of a message or of a policy's parameters rejects.
+rejects or a reader cannot use. Each function ``of_…`` describes the first invalid value, naming its
+field, or returns None. `worded` describes a value that a decoder rejects, in a message or in a
+policy's parameters.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def of_whole(message: Any, bounds: Mapping[str, int]) -> str | None:
 
 
 def of_times(message: Any, names: Sequence[str]) -> str | None:
-    """Describe the first time that is negative, infinite or NaN."""
+    """Describe the first of the fields `names`, all times, that is negative, infinite or NaN."""
     for name in names:
         if not 0 <= getattr(message, name) < math.inf:
             return f"{name} is {getattr(message, name)}, not a finite number of at least 0"

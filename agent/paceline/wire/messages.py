@@ -175,12 +175,12 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
     staleness: list[int]
     # Number of samples whose gradients were dropped because they were too old.
     dropped: int
-    # Response time. For a partial round: seconds from the end of the previous round until this
-    # round was called. For a mean of two replicas: from the rank's request until the other rank
-    # receives it. For a mean of all replicas: 0. Ranks compute meanwhile.
+    # For a partial round: seconds from the end of the previous round until this round was called.
+    # For a mean of two replicas: from the rank's request until the other rank receives it. For a
+    # mean of all replicas: 0. Ranks compute meanwhile.
     waited_s: float
-    # Seconds from the end of the response time until the result arrived. For a mean of all
-    # replicas: the whole exchange, including the wait for the slowest rank.
+    # Seconds from the end of `waited_s` until the result arrived. For a mean of all replicas: the
+    # whole exchange, including the wait for the slowest rank.
     reduced_s: float
     # Number of bytes that the rank contributed.
     bytes: int
@@ -207,9 +207,9 @@ class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
 
 
 class Fallback(msgspec.Struct, frozen=True, tag="fallback"):
-    """Rank 0's notice that ranks all-reduce gradients in a segment, despite its synchronisation.
+    """Rank 0's notice that ranks all-reduce gradients in a segment planned as relaxed.
 
-    The reason is that the script does not suit the synchronisation, or has not yet shown that it
+    Either the script does not suit the planned synchronisation, or it has not yet shown that it
     does.
     """
 
@@ -253,7 +253,7 @@ class DataEpoch(msgspec.Struct, frozen=True, tag="data-epoch"):
     moved_bytes: int
     # Number of samples that were fetched before a step needed them.
     moved: int
-    # Seconds from the plan until the last sample that was fetched ahead was stored.
+    # Seconds from the arrival of the plan until the last of these samples was stored.
     moved_s: float
     # Bytes that the rank's steps read from the source because the node did not have them.
     read_bytes: int

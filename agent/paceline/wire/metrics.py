@@ -53,7 +53,7 @@ class Evaluation(msgspec.Struct, frozen=True, tag="evaluation"):
 
 
 def of_names(names: Iterable[str]) -> str | None:
-    """Return the first defect with names of metrics; None if there is none."""
+    """Return the first defect in names of metrics; None if there is none."""
     for name in names:
         if _NAME.fullmatch(name) is None:
             return (
@@ -64,14 +64,14 @@ def of_names(names: Iterable[str]) -> str | None:
 
 
 def of_metrics(record: MetricRecord) -> str | None:
-    """Return the first defect with the values of a record; None if there is none."""
+    """Return the first defect in the values of a record; None if there is none."""
     if not 0 <= record.weight < math.inf:
         return f"weight is {record.weight}, not a finite number of at least 0"
     return _of_count(record.values) or of_names(record.values)
 
 
 def of_evaluation(message: Evaluation) -> str | None:
-    """Return the first defect with the values of an evaluation; None if there is none."""
+    """Return the first defect in the values of an evaluation; None if there is none."""
     if not message.values:
         return "values is empty"
     return _of_count(message.values) or of_names(message.values)

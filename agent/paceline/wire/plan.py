@@ -54,8 +54,8 @@ _MOST_THREADS = 65_536
 # Minimum of a share that is not 0, so that dividing by the share gives a finite number.
 _SMALLEST_SHARE = 1e-9
 _SOURCES = ("controller", "coast", "equal")
-# Maximum of times per size unit, sample or step, in seconds: with larger ones, sums and products
-# with sizes might not be finite.
+# Maximum number of seconds per size unit, sample or step. With larger numbers, their products with
+# sizes, and sums of these, might not be finite.
 _MOST_PACE = 1e6
 
 
@@ -73,7 +73,7 @@ class Paces(msgspec.Struct, frozen=True):
     b: list[float]
 
     def defect(self, width: int) -> str | None:
-        """Return the first defect with the values for `width` ranks; None if there is none."""
+        """Return the first defect in the values for `width` ranks; None if there is none."""
         for name, least in (("a", 1e-100), ("c", 0.0), ("b", 0.0)):
             values: list[float] = getattr(self, name)
             if len(values) != width:
@@ -128,12 +128,12 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     A plan can be reproduced: given the run's sizes and the records of the steps in `feedback`, the
     same policy code makes the same plan.
 
-    A plan is validated once where it enters a process, by `defect`: the leader calls it before it
-    adopts a proposal, and ingest before it stores an adopted plan, so every plan that a leader
-    adopts can be stored. The controller calls it on the result of its policy, before it proposes a
-    plan, and on adopted plans that it did not propose. Ranks and readers of the store do not
-    validate a plan again. Ingest may get a plan before its attempt's Hello, so code that reads both
-    of them calls `misfit`.
+    `defect` validates a plan once, where the plan enters a process. The leader calls `defect`
+    before it adopts a proposal, and ingest before it stores an adopted plan, so every plan that a
+    leader adopts can be stored. The controller calls `defect` on each plan of its policy, before it
+    proposes the plan, and on adopted plans that it did not propose. Ranks and readers of the store
+    do not validate a plan again. Ingest may get a plan before its attempt's Hello, so code that
+    reads both of them calls `misfit`.
 
     A process unpacks the samples of a plan at most once, because `assignment` is cached, and not
     at all if it has packed them itself.

@@ -34,7 +34,7 @@ class Shards(msgspec.Struct, frozen=True):
         return np.where(held == NOWHERE, -1, held)
 
     def defect(self, world: int, samples: int) -> str | None:
-        """Return the first defect with the values; None if there is none."""
+        """Return the first defect in the values; None if there is none."""
         count = len(self.limits)
         if len(self.nodes) != world:
             return f"shards.nodes has {len(self.nodes)} entries for {world} ranks"
@@ -68,7 +68,7 @@ class Moves(msgspec.Struct, frozen=True):
         return samples.astype(np.int64), ranks.astype(np.int64)
 
     def defect(self, world: int, samples: int | None) -> str | None:
-        """Return the first defect with the values; None if there is none.
+        """Return the first defect in the values; None if there is none.
 
         `world` is the number of ranks, `samples` the size of the data set; None: unknown.
         """

@@ -17,7 +17,7 @@ Agents, ranks and clients only read states (`State.final`, `ENDED`). Only the co
 them: `requests` for users and for the worker, and ingest for messages from nodes. Each write in
 `store` names its cause. In SQL, the write is conditional on `TransitionCause.sources`, because
 another process may have changed the run meanwhile. A write that `TRANSITIONS` never allows raises
-`ImpossibleTransitionError`: that is a defect of the caller.
+`ImpossibleTransitionError`, because the caller has a defect.
 """
 
 from __future__ import annotations

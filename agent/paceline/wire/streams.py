@@ -60,7 +60,7 @@ def is_node(name: str) -> bool:
 
 
 def run_telemetry(run: str) -> str:
-    """Return the stream of the reports of a run's own processes."""
+    """Return the stream on which a run's own processes report."""
     return f"paceline:run:{run}:telemetry"
 
 
@@ -70,7 +70,7 @@ def node_telemetry(node: str) -> str:
 
 
 def writer_of(stream: str) -> tuple[str, str]:
-    """Return the only writer of a stream: "run" or "node", and its name.
+    """Return the kind ("run" or "node") and the name of a stream's only writer.
 
     Both results are empty if the stream has several writers.
     """

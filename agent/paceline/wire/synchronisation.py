@@ -29,7 +29,7 @@ class _Rules(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 class NoRules(_Rules, frozen=True):
-    """The parameters of a synchronisation that takes none."""
+    """The type of `parameters` for a synchronisation that has no parameters."""
 
 
 class OuterRules(_Rules, frozen=True, kw_only=True):

@@ -7,9 +7,10 @@ segment. The `Advisor` in `advice` decides on policy switches of runs whose `aut
 threads. The API never imports this package.
 
 Common parameters: `store` is the database, `bus_url` the ``redis://…`` URL of the bus, `owner` the
-unique name of this worker, and `clock` returns monotonic seconds. Work on runs that another worker
-plans is left to that worker. Functions that use the database raise `StoreError` when it fails, and
-those that use the bus raise `redis.RedisError`. `Periodic` handles both errors.
+unique name of this worker, and `clock` returns monotonic seconds. The modules `advice`, `hangs` and
+`slow_nodes` skip runs that another worker plans. Functions that use the database raise `StoreError`
+when it fails, and functions that use the bus raise `redis.RedisError`. `Periodic` handles both
+errors.
 
     with Store.open(url) as store:
         controllers = ControllerManager(store, "redis://127.0.0.1:6379/0", owner="host:8000")

@@ -214,7 +214,11 @@ class Advisor:
         return made
 
     def _switch(self, run: AdvisedRun, decision: Decision, body: dict[str, Any]) -> None:
-        """Switch and store the forecast, unless an operator has changed policy or `auto` since."""
+        """Switch the policy and store the forecast.
+
+        Do neither if the run has ended, or if a user has changed its policy or `auto` since the
+        forecast.
+        """
         assert decision.policy is not None
 
         def unless(connection: Connection) -> bool:
@@ -239,7 +243,7 @@ def _start(forecaster: Forecaster) -> None:
 
 
 class Effects:
-    """Updater of the stored effects of switches, until an effect is final. Not thread-safe.
+    """Task that updates the stored effect of each switch until it is final. Not thread-safe.
 
     A check reads at most 400 steps of a switch in one short transaction, so it does not block
     planning or ingest.

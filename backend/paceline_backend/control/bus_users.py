@@ -60,8 +60,8 @@ class UserReconciler:
     def keep(self, client: redis.Redis) -> None:
         """Reconcile the users once."""
         due = time.monotonic() >= self._again_at
-        # Read the bus before the database, so that a user who gets a session in between is not
-        # mistaken for a leftover.
+        # Read the bus before the database, so that a node or run that gets a session in between is
+        # not mistaken for a leftover.
         on_bus = _known(client) if due else set()
         secret = meta.secret(self._store)
         with self._store.read() as connection:

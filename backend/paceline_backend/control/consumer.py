@@ -49,8 +49,8 @@ class Consumer:
     Entries belong to the member until it acknowledges them (XACK): `read` returns them again after
     `reset`, and another member claims them once they have been idle for `claim_idle_s`.
 
-    Streams are read fairly. Each stream has a quota of a batch, and streams with more entries than
-    their quota get what the others leave. A flooded stream therefore does not delay the others.
+    Streams are read fairly. Each stream has an equal quota of a batch, and streams with more
+    entries than their quota share what the others leave. So a flooded stream does not delay others.
     The sizes of entries are unknown before they are read. So the first read, and the first after
     `reset`, takes one entry of each stream. Each later read may take twice as many entries as the
     read before, as long as the entries fill at most half of a batch's bytes. Streams with large
@@ -109,7 +109,7 @@ class Consumer:
         }
 
     def reset(self) -> None:
-        """Start over: read own unacknowledged entries, then those of dead members, then new."""
+        """Start over: read unacknowledged entries before new ones, this member's own first."""
         self._own_after = dict.fromkeys(self._streams, b"0")
         self._claim_from = {}
         self._claim_at = 0.0

@@ -51,7 +51,7 @@ _READ_BLOCK_S = 0.25
 _RETRY_S = 0.5
 # Maximum number of entries per read. It is low, because each entry can hold megabytes.
 _MOST_ENTRIES_READ = 20
-# Pause before a controller that failed restarts.
+# Pause before a failed controller is started again.
 _CONTROLLER_RESTART_S = 5.0
 # Maximum length of a logged reason in characters, and maximum number of reasons logged for a run.
 _REASON_LENGTH, _REASONS = 500, 1_000
@@ -66,7 +66,7 @@ class _GapError(Exception):
 class Controller:
     """Planner of one run, until the run ends, its lease is lost or `stop` is set. Not thread-safe.
 
-    A controller has no state of its own: it rebuilds everything from the database at the start,
+    A controller needs no state that is not in the database: it rebuilds everything at the start,
     after an outage of bus or database, and when the live stream was trimmed before it was read.
     Meanwhile the leader coasts (plans its segments itself).
 
@@ -116,8 +116,8 @@ class Controller:
         """Plan until the run ends, the lease is lost or `stop` is set.
 
         During an outage of bus or database, the controller waits and retries. If the run's policy
-        does not exist here, or refuses its parameters, the leader coasts until an operator requests
-        another policy.
+        is not installed here, or refuses its parameters, the leader coasts until an operator
+        requests another policy.
         """
         outage = Outage(
             logger,
@@ -149,8 +149,8 @@ class Controller:
             logger.warning("run %s: %s: %s", self._id, what, words, exc_info=trace)
 
     def _follow(self, bus: redis.Redis, stop: threading.Event, outage: Outage) -> None:
-        # Read positions before the database: ingest commits before it publishes, so the database
-        # holds every message before these positions.
+        # Read the live stream's newest position before the database: ingest commits before it
+        # publishes, so the database holds every message up to that position.
         positions: dict[Any, Any] = {live(self._id): _newest(bus, live(self._id))}
         self._load()
         outage.succeeded()
@@ -258,7 +258,7 @@ class Controller:
             return
         try:
             asked_at = time.monotonic()
-            # Estimate the planning time by the smaller of the last two, because a policy's first
+            # Estimate the planning time as the shorter of the last two, because a policy's first
             # plan can import and compile modules.
             with self._turns.turn(self._key), tracing.now().plan(self._id, self._policy_name):
                 made = offer(state, self._window, self._policy, self._version, min(self._plan_s))

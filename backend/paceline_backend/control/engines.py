@@ -241,8 +241,8 @@ class Attendant:
         self._claims = claims
         self._listened = ListeningClock(pause_s, clock)
         self._plane_id = ""
-        # By run: the time at which this worker first found that its jobs, or the run itself, had
-        # ended, and the time of the run's last message at that moment.
+        # By run: the time at which this worker first found that the run, or all its jobs, had
+        # ended; and the time of the run's last message, as known then.
         self._since: dict[str, tuple[float, object]] = {}
         # By run: the parts whose jobs the engine listed last. Contains only runs that this worker
         # has seen active, and whose jobs it has not stopped since.
@@ -286,8 +286,8 @@ class Attendant:
         if surplus and self._holds_claim(run):
             log.warning("run %s: surplus jobs are stopped: %s", run.id, ", ".join(surplus))
             engine.stop(surplus)
-        # Record which jobs have begun before submitting others, so that nodes that have arrived
-        # need not wait.
+        # First record which jobs have begun, and only then submit others, so that nodes that have
+        # arrived need not wait for the submissions.
         if new := _seen_to_begin(run, by_part):
             with self._store.write() as connection:
                 jobs.note_begun(connection, run, new)
@@ -451,8 +451,8 @@ class Attendant:
 def _may_submit(run: EngineRun, part: str, by_part: Mapping[str, Job]) -> bool:
     """Return True if a job may be submitted now.
 
-    A job that brings further nodes is submitted only once the run trains. Before, its nodes would
-    only wait.
+    A job that brings further nodes is submitted only once nodes of the run have started. Before
+    that, its nodes would only wait.
     """
     runs = any(job.state == "running" for job in by_part.values())
     return part == "0" or runs or run.state not in WAITING

@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 HOLD_S = 30.0
 # Minimum time between two verdicts about a run.
 VERDICT_INTERVAL_S = 10.0
-# Minimum time between two checks of a run's coverage, which read the whole run.
+# Minimum time between two counts of a run's inexact epochs: epochs that did not use each sample
+# exactly once. Each count reads the whole run.
 COVERAGE_S = 60.0
 # Time for which verdicts are kept.
 VERDICTS_KEPT_S = 400 * 86_400.0
@@ -59,7 +60,7 @@ class _Judged:
 
 
 class FleetWatch:
-    """Updater of verdicts, progress and coverage of all active runs. Not thread-safe."""
+    """Task that updates the verdicts and the progress of all active runs. Not thread-safe."""
 
     def __init__(
         self, store: Store, owner: str, *, clock: Callable[[], float] = time.monotonic
@@ -70,7 +71,7 @@ class FleetWatch:
         self._forget_at = clock()
         # Last verdicts, by key of the run.
         self._judged: dict[int, _Judged] = {}
-        # By key of the run: time of the next check of its coverage.
+        # By key of the run: time of the next count of its inexact epochs.
         self._covered: dict[int, float] = {}
 
     def end(self) -> None:
@@ -78,7 +79,10 @@ class FleetWatch:
         leases.give_back(self._store, self._owner, "fleet")
 
     def look(self, stop: threading.Event) -> bool:
-        """Update all runs once; return False if another worker holds the lease."""
+        """Update the progress of all runs and the verdicts that are due.
+
+        Return False if another worker holds the lease.
+        """
         seen = self._note_progress()
         if seen is None:
             return False

@@ -130,7 +130,7 @@ logger = logging.getLogger(__name__)
 class IngestStats:
     """Counters of one ingest, which the thread of ingest writes and any thread may read."""
 
-    # Number of stored records of worker steps, including repeated records.
+    # Number of stored step records, one per step and rank, including repeated records.
     rows: int = 0
     # Number of committed transactions.
     batches: int = 0
@@ -460,7 +460,11 @@ class Ingest:
                 return self._written(items, written)
 
     def _write_apart(self, items: list[_Item], stop: threading.Event) -> set[str]:
-        """Commit items in two halves, because they cannot be committed together; see `_write`."""
+        """Commit items that cannot be committed together; see `_write`.
+
+        Give items with a defect a `reason` and commit the others. If there is no such item, commit
+        both halves of the items separately.
+        """
         for item in items:
             item.reason = None if item.message is None else defect(item.message)
         good = [item for item in items if item.reason is None]
@@ -586,7 +590,7 @@ class Ingest:
 
 
 def _publish(pipeline: Pipeline, items: Sequence[_Item], oldest: str) -> None:
-    """Add commands to a pipeline that notify controllers and open pages of stored items.
+    """Queue in a pipeline the entries that tell controllers and open pages about stored items.
 
     Live streams keep no entries before the number `oldest`.
     """
@@ -612,7 +616,7 @@ def _publish(pipeline: Pipeline, items: Sequence[_Item], oldest: str) -> None:
 
 
 def _entry_at(at: float) -> str:
-    """Return the smallest number that an entry which arrives at a Unix time can have."""
+    """Return the smallest possible number of an entry that arrives at this Unix time."""
     return f"{max(0.0, 1_000 * at):.0f}-0"
 
 

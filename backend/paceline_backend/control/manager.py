@@ -1,7 +1,7 @@
 """Assignment of controllers to runs: each active run has at most one controller anywhere.
 
 The worker calls `ControllerManager.look` several times a second. Leases in the database ensure that
-no two control planes plan the same run.
+no two workers plan the same run.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ControllerManager:
     """Manager of this worker's controllers; it takes the leases of runs that no worker plans yet.
 
     Args:
-        owner: name of this control plane, unique among running ones.
-        lease_s: duration of a lease in seconds, after which another control plane takes over.
+        owner: name of this worker, unique among running workers.
+        lease_s: duration of a lease in seconds, after which another worker may take over.
         busy: returns True while ingest on this machine is behind.
     """
 
@@ -58,7 +58,7 @@ class ControllerManager:
     ) -> None:
         # Number of leases taken since this process started.
         self.taken = 0
-        # Number of leases that another control plane took over.
+        # Number of leases that another worker took over.
         self.lost = 0
         self._store = store
         self._bus_url = bus_url
@@ -77,7 +77,7 @@ class ControllerManager:
     def look(self) -> None:
         """Extend leases, and stop and start controllers."""
         if not self._reaped:
-            # Remove the leases of control planes that died.
+            # Remove expired leases on runs that have ended or were deleted.
             reap(self._store)
             self._reaped = True
         self._extend()

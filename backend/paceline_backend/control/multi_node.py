@@ -279,7 +279,7 @@ def _order_to(group: MultiNodeRun, row: RunNode) -> JoinRendezvous | Kill:
 
 
 def _host_left(group: MultiNodeRun) -> bool:
-    """Return True if the host went away while other nodes were active, or if its loss ended one."""
+    """Return True if the host went away, and another node is active or ended because of that."""
     host = next((row for row in group.nodes if row.node == group.host), None)
     if host is None or not host.away:
         return False

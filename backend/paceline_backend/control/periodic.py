@@ -156,7 +156,7 @@ class IdleMonitor:
     def pause(
         self, seconds: float, quiet_s: float, stop: threading.Event, needless: Workload
     ) -> bool:
-        """Wait for `seconds`, then up to `quiet_s` in total until the workload exceeds `needless`.
+        """Wait for `seconds`, or for up to `quiet_s` as long as the workload is at most `needless`.
 
         Return True if `stop` is set.
         """

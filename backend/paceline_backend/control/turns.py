@@ -20,7 +20,7 @@ _BUSY_CHECK_S = 0.5
 
 
 class Turns:
-    """Scheduler that lets one plan run at a time, and fewer while ingest is busy.
+    """Scheduler that lets one plan run at a time, with rests between plans while ingest is busy.
 
     While ingest is busy, plans take at most a quarter of the time.
 
@@ -29,10 +29,10 @@ class Turns:
     other thread. Telemetry has priority over plans: without a plan, leaders coast, but late
     telemetry makes every plan late.
 
-    Each controller rests in proportion to the duration of its own plans, so that all controllers
-    get the same share of the time. So a small run, which plans in a millisecond, does not rest for
-    the seconds that a large run takes. Controllers that wait for another plan to end get their
-    turns in the order in which they came.
+    While ingest is busy, each controller rests in proportion to the duration of its own plans, so
+    that all controllers get the same share of the time. So a small run, which plans in a
+    millisecond, does not rest for the seconds that a large run takes. Controllers that wait for
+    another plan to end get their turns in the order in which they came.
 
     Args:
         busy: returns True while ingest is behind.

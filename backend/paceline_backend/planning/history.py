@@ -169,8 +169,9 @@ class History:
     def ahead(self, steps: int, version: int, policy: Policy) -> Problem | None:
         """Return the planner's input for the next epoch if its holders must be planned now.
 
-        Otherwise return None. The holders are planned with the first segment, of `steps` steps,
-        that leaves at most `AHEAD_SHARE` of the current epoch.
+        Otherwise return None. The holders are the ranks that will hold the samples. They are
+        planned together with the first segment that leaves at most `AHEAD_SHARE` of the current
+        epoch. `steps` is the number of steps of the segment that is about to be planned.
         """
         hello, last = self.hello, self.hello.epochs
         left = int(np.count_nonzero(self._remaining)) - steps * hello.global_batch
@@ -239,9 +240,9 @@ class History:
     def adopt(self, plan: Plan) -> None:
         """Add the next segment that ran.
 
-        If the shuffler was called for the segment but `shuffled` was not, another controller
-        planned the segment. Segments do not contain the shuffler's result, so the shuffler must be
-        called again.
+        If the shuffler ran for the segment, but `shuffled` was not called, another controller
+        planned the segment. Segments do not contain the shuffler's result, so the shuffler must run
+        again.
         """
         if plan.seq != self.seq:
             self._lose_track()

@@ -66,8 +66,8 @@ def offer(
     Raises:
         ValueError: the policy cannot keep the run's token budget.
     """
-    # Check this before making a `Problem`. That takes time in proportion to the number of samples,
-    # and with an unsuited policy it would be wasted at each report of the ranks.
+    # Check this before making a `Problem`. Making one takes time in proportion to the number of
+    # samples, which an unsuited policy would waste at each report of the ranks.
     if reason := policies.unsuited(policy, history.hello.token_budget):
         raise ValueError(reason)
     started = time.perf_counter()
@@ -140,8 +140,8 @@ def segment_steps(
 
     Args:
         step_s: duration of a step in seconds; None: not known yet.
-        hasty: the newest step took another time than expected, or few steps are known. The segment
-            is then as short as the time to plan permits.
+        hasty: the newest step took another time than expected, or few steps are complete. The
+            segment is then as short as the time to plan permits.
         plan_s: duration of planning in seconds.
         relaxed: the synchronisation is relaxed, so that all ranks synchronise only at the segment's
             end. In a longer segment they drift apart more.
@@ -159,10 +159,10 @@ def segment_steps(
 
 
 def slowest_steps(feedback: Feedback, world: int) -> float:
-    """Return how many steps' batches all ranks train while the slowest rank trains one batch.
+    """Return the number of steps that all ranks do together while the slowest trains one batch.
 
-    Call this only if ranks share batches, with a result of `single_batches` as `feedback`. Return 0
-    if speeds are unknown.
+    A step has one batch of each rank. Call this only if ranks share batches, with a result of
+    `single_batches` as `feedback`. Return 0 if speeds are unknown.
     """
     if not len(feedback):
         return 0.0

@@ -276,8 +276,8 @@ class ServerSupervisor:
         """
         for number in _SIGNALS:
             signal.signal(number, self._on_signal)
-        # If this process inherited that SIGCHLD is ignored, the kernel would discard the exit codes
-        # of its children, and an ended child would look as if it were still running.
+        # This process may have inherited SIG_IGN for SIGCHLD. The kernel would then discard the
+        # exit codes of its children, and an ended child would look as if it were still running.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # Modules stay loaded, so exclude them from garbage collection: a collection in a child
         # would write to, and so copy, their memory.

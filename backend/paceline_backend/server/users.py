@@ -156,8 +156,9 @@ def _make(
     except redis.ResponseError as error:
         answers = [error]
     for answer in answers:
-        # Only these two types mean that the bus refuses users. Subclasses, such as that for a full
-        # memory, are raised: an outage must not lead to shared credentials with more rights.
+        # Only these two types mean that the bus refuses users. Their subclasses, such as the error
+        # for a full memory, are raised: an outage must not lead to shared credentials with more
+        # rights.
         if type(answer) in (redis.ResponseError, redis.exceptions.NoPermissionError):
             if info and f"+{_SET_INFO}" in str(answer):
                 return _make(client, users, off, info=False)
@@ -169,7 +170,7 @@ def _make(
 
 
 def names(client: redis.Redis) -> set[str]:
-    """Return the users of nodes and runs that the bus has."""
+    """Return the names of the bus's users that belong to nodes and runs."""
     known: Any = client.execute_command("ACL", "USERS")  # type: ignore[no-untyped-call]
     texts = {name.decode(errors="replace") for name in known}
     return {name for name in texts if name.startswith((_NODE, _RUN))}

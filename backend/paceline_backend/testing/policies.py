@@ -61,16 +61,16 @@ class _Case:
 
 
 def check_policy(preset: Preset[Any], *, cases: int = 40, seed: int = 0) -> None:
-    """Train small virtual clusters under a policy, and check each plan against the contract.
+    """Simulate small clusters that train under a policy; check each plan against the contract.
 
     The clusters are drawn at random. Some cases have very few samples, a global batch that the
     ranks cannot divide evenly, samples of size zero, a single rank, more ranks than samples,
-    devices of different speed, noise, memory limits, or profiles. Parameters have any legal value.
-    In some cases, another policy plans the first steps.
+    devices of different speed, noise, memory limits, or profiles. Parameters have random legal
+    values. In some cases, another policy plans the first steps.
 
     Args:
         preset: the preset of the policy.
-        cases: number of clusters to train.
+        cases: number of clusters to simulate.
         seed: seed of the random draw.
 
     Raises:
@@ -199,7 +199,7 @@ def _check_training(preset: Preset[Any], case: _Case) -> None:
 
 
 def _check_plan(simulation: Simulation) -> None:
-    """Check that the next plan is legal and repeatable, and leaves its arguments unchanged."""
+    """Check that the next plan is legal and repeatable, and that making it changes no argument."""
     shuffle = simulation.history.must_shuffle(simulation.version)
     problem = simulation.history.problem(3, simulation.version, shuffle=shuffle)
     feedback = single_batches(simulation.window.feedback(), simulation.history.newest)

@@ -162,7 +162,7 @@ def refuse_tight(limits: Floats, longest: float, budget: float) -> None:
 
     A sample fits on no rank only if each rank has less room than the sample's size. Then the
     step's total size is above Σ_j max(0, limit_j − longest) + longest, where `longest` is the size
-    of the largest sample. So all steps up to this sum fit, and larger budgets are rejected.
+    of the largest sample. So each step of at most this size fits, and larger budgets are rejected.
 
     Raises:
         ValueError: the limits are too tight; the message gives the largest possible budget.

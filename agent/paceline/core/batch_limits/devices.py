@@ -1,9 +1,9 @@
 """Capacities: the relative speeds of ranks, estimated from their devices alone.
 
 The method is that of "Taming Resource Heterogeneity In Distributed ML Training With Dynamic
-Batching", §III-B ("Estimating throughput"): the speed of a CPU rank is its number of cores, that of
-any other rank its half-precision FLOP/s. FLOP/s are from vendors' data sheets or, if a sheet is
-missing, from a trial at the start of the process group.
+Batching", §III-B ("Estimating throughput"): a CPU rank's speed is its number of cores, and any
+other rank's speed is its half-precision FLOP/s. FLOP/s are from vendors' data sheets or, if a sheet
+is missing, from a trial when the process group starts.
 """
 
 from __future__ import annotations

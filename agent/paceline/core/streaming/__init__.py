@@ -4,7 +4,7 @@ Each rank reads its own samples into a buffer and reports their sizes to the lea
 on the rank that has read it. The leader picks, for each step, which buffered samples each rank
 trains.
 
-- `ledger`: the leader's record of a stream's epoch: the buffered samples and the next ones;
+- `ledger`: the leader's record of a stream's epoch, which chooses the samples of the next steps;
 - `reading`: which shards of a source a rank reads, and whether a shard keeps its order.
 
 This package does no I/O.

@@ -2,7 +2,7 @@
 
 The leader records the ranks' reports in a `StreamLedger` and takes the next steps from it. For each
 step, `counts_in_time` returns each rank's number of samples so that all ranks end together,
-`loads_in_time` returns the load that each rank trains until that time, and `picked` returns samples
+`loads_in_time` returns the load that each rank trains in the step, and `picked` returns samples
 of a rank's buffer with about that load.
 """
 
