@@ -80,7 +80,7 @@ class SwitchEffect:
         description="upper bound of the 95 % confidence interval of `saving`", examples=[0.58]
     )
     forecast: ExpectedEffect | None = Field(
-        description="newest forecast of the effect before the switch; null: there was none"
+        description="newest forecast of the effect, made before the switch; null: there was none"
     )
     replaced: bool = Field(description="true if a later switch has replaced this policy")
     complete: bool = Field(description="true if no later step can change the measured effect")

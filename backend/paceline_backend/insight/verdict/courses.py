@@ -367,7 +367,7 @@ class Trend:
 def trend_of(
     series: Floats, known: Bools, base: Sequence[LevelPiece], noise: float
 ) -> Trend | None:
-    """Return the trend that explains several ascending levels better than the levels do, else None.
+    """Return a trend if it fits the series better than several ascending levels do, else None.
 
     `series` holds logarithms of slowdown factors, and `base` the levels. `known` is a mask of the
     steps that are used, without steps of temporary spans. `series` and `known` are [K], and `noise`

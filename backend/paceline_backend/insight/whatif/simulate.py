@@ -258,7 +258,9 @@ def _simulation(
     state: PlanningState, devices: Resampled, policy: Policy, version: int
 ) -> Simulation:
     if policy.threads and version != state.version:
-        raise _NotSimulatedError("telemetry does not show what other numbers of CPU threads do")
+        raise _NotSimulatedError(
+            "telemetry does not show the effect of other numbers of CPU threads"
+        )
     assert state.history is not None
     simulation = Simulation(state.history.hello, devices, policy, network=devices)
     simulation.history = copy.deepcopy(state.history)
