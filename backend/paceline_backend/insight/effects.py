@@ -44,7 +44,7 @@ class ExpectedEffect:
     """Forecast of a switch's effect, made before the switch."""
 
     saving: float = Field(
-        description="forecast of 1 − time per unit of load after ÷ before the switch",
+        description="forecast saving: 1 − time per unit of load after ÷ before the switch",
         examples=[0.55],
     )
     low: float = Field(
@@ -70,7 +70,8 @@ class SwitchEffect:
     )
     known: bool = Field(description="true if the 95 % interval of `saving` excludes zero")
     saving: float | None = Field(
-        description="1 − time per unit of load after ÷ before the switch; null: too few steps",
+        description="measured saving: 1 − time per unit of load after ÷ before the switch; "
+        "null: too few steps",
         examples=[0.56],
     )
     low: float | None = Field(

@@ -182,9 +182,9 @@ class _Peeling:
     def _take_out(self, at: int) -> None:
         """Remove a piece and merge its neighbours if they are at the same level.
 
-        If the neighbours are at different levels, the piece's steps become part of the neighbour
-        whose level is nearer. If the piece was above both neighbours, its steps become part of the
-        piece before it.
+        If the neighbours are at different levels, the piece's steps become part of one of them: of
+        the piece after it if that level is nearer and the removed piece is not clearly above it,
+        else of the piece before it.
         """
         base = self._base
         piece = base.pop(at)

@@ -116,7 +116,7 @@ def steps_to_hold(promise: PresetForecast) -> int:
 
 
 def _unchanged_again(forecast: Forecast) -> PresetForecast | None:
-    """Return a replacement for a policy in force that changes the training without clear benefit.
+    """If the policy in force changes the training with little benefit, return a replacement.
 
     The replacement does not change the training, and is less than `MARGIN` slower. None: there is
     none, or the policy in force does not change the training. A run's first steps, or temporary

@@ -149,7 +149,7 @@ def _planned(
 
 
 def _newest_complete(connection: Connection, run: int, hello: Hello) -> int:
-    """Return the newest complete step of an attempt without segments; -1 if there is none."""
+    """Return the newest complete step of the latest attempt; -1 if there is none."""
     spans = attempts.spans(connection, run, hello.attempt)
     row = attempts.newest_complete(connection, run, spans)
     return -1 if row is None else int(row.step)
