@@ -231,7 +231,8 @@ def _bump(base: list[LevelPiece], least: float, least_short: float) -> tuple[int
     """Return the index of the next piece to remove, and whether this piece is a span.
 
     The index is None if no piece must be removed. Only pieces of fewer than `lasting_steps` steps
-    are removed: first pieces above their neighbours, the highest one first, then pieces below them.
+    are removed: first pieces above their neighbours, the highest one first, then pieces below them,
+    and very short pieces near the level of a neighbour.
     """
     highest: tuple[float, int] | None = None
     lowest: tuple[float, int] | None = None
