@@ -181,7 +181,8 @@ class VerdictThresholds:
 
     # --- The diagnosis (`diagnosis`). docs/verdicts.md states these values;
     # tests/unit/insight/test_standing.py checks them. If at least `watch_share` of the time is
-    # lost, a run's level is "warning"; from `held_up_share` on, it is "slowed down".
+    # lost, a run's level is "warning"; from `held_up_share` on, it is "slowed down" if a cause is
+    # active.
     watch_share: float = 0.06
     held_up_share: float = 0.2
     # The mean step time, and a diagnosis without an active cause, cover this many of the newest
