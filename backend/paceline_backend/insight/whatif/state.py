@@ -57,8 +57,8 @@ class PlanningState:
 def read(connection: Connection, run: int, steps: int, cells: int) -> PlanningState:
     """Read a run's state and at most `steps` of its newest complete steps.
 
-    If there are many ranks, fewer steps are read, but at least `FEWEST_FORECAST_STEPS`, so that
-    steps × ranks is at most `cells`.
+    If there are many ranks, fewer steps are read, so that steps × ranks is at most `cells`. At
+    least `FEWEST_FORECAST_STEPS` steps are read in any case.
     """
     switch = switches.latest(connection, run)
     observed = switch.policy == OBSERVED
