@@ -37,7 +37,7 @@ _METRICS = ("step_s", "samples", "waste", "se", "comm_s", "compute_mean", "ett_e
 TRAINED_POINTS = 200
 
 _WANTED = ("metric", "value", "direction")
-# Fields of `met` that describe when a target was met, each with its unit.
+# Keys of the result of `_reached`, each with its unit.
 _MET = (("after_s", "s"), ("epoch", ""), ("trained", ""))
 
 
@@ -202,7 +202,7 @@ def _change(figure: _Figure, base: Side, other: Side) -> dict[str, Any] | None:
 
 
 def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
-    """Return a filter for steps; it keeps the range of trained samples that both sides cover."""
+    """Return a filter that keeps the steps in the range of trained samples of both sides."""
     ranges = [side.columns["trained"] for side in (base, other)]
     low = max(values.min(initial=np.inf) for values in ranges)
     high = min(values.max(initial=-np.inf) for values in ranges)
@@ -307,7 +307,7 @@ def _targets(
 def _reached(
     store: Store, run: Mapping[str, Any], target: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return when a run met a target (see `_MET`); None if it has not.
+    """Return when a run met a target, with the keys in `_MET`; None if it has not.
 
     A target is met by the run's evaluations or by its training loss; `source` of the target says
     which. None is also returned if the run has values from the other source only.

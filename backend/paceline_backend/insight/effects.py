@@ -44,7 +44,7 @@ class ExpectedEffect:
     """Forecast of a switch's effect, made before the switch."""
 
     saving: float = Field(
-        description="forecast of 1 − time per unit of load after ÷ before the switch",
+        description="forecast saving: 1 − time per unit of load after ÷ before the switch",
         examples=[0.55],
     )
     low: float = Field(
@@ -70,7 +70,8 @@ class SwitchEffect:
     )
     known: bool = Field(description="true if the 95 % interval of `saving` excludes zero")
     saving: float | None = Field(
-        description="1 − time per unit of load after ÷ before the switch; null: too few steps",
+        description="measured saving: 1 − time per unit of load after ÷ before the switch; "
+        "null: too few steps",
         examples=[0.56],
     )
     low: float | None = Field(
@@ -80,7 +81,7 @@ class SwitchEffect:
         description="upper bound of the 95 % confidence interval of `saving`", examples=[0.58]
     )
     forecast: ExpectedEffect | None = Field(
-        description="newest forecast of the effect before the switch; null: there was none"
+        description="newest forecast of the effect, made before the switch; null: there was none"
     )
     replaced: bool = Field(description="true if a later switch has replaced this policy")
     complete: bool = Field(description="true if no later step can change the measured effect")

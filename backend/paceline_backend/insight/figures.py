@@ -1,6 +1,7 @@
 """Figures of each active run for monitoring, computed by the same functions as for REST.
 
-A process creates one `Figures` object, because the object caches the runs' coverage of samples::
+A process creates one `Figures` object, because the object caches how often each run's epochs
+used their samples (`store.coverage`)::
 
     figures = Figures(store)
     for run in figures.active(): …
@@ -30,9 +31,9 @@ MEAN_STEPS = 50
 # The mean planning time, and the share of segments that the leader planned itself, cover this many
 # of the newest segments.
 _SEGMENTS = 8
-# Seconds for which a coverage is cached, because its computation reads the whole run.
+# Seconds for which a run's `store.coverage.coverage` is cached, because it reads the whole run.
 _COVERAGE_S = 60.0
-# A request computes the coverage of at most this many runs; the next requests compute the rest.
+# A request calls `coverage` for at most this many runs; the next requests handle the other runs.
 _COVERAGES = 3
 
 
@@ -45,7 +46,7 @@ class CauseCost:
     share: float
     # Number of ranks that the causes name.
     culprits: int
-    # Largest slowdown factor of these ranks; None: no cause of this kind slows computing down.
+    # Largest slowdown factor of the causes; None: no cause of this kind slows computing down.
     factor: float | None
 
 
@@ -88,7 +89,7 @@ class Figures:
         self._store = store
         self._clock = clock
         self._lock = threading.Lock()
-        # Time of the last read, and coverage, by run.
+        # Time and result of the last call of `store.coverage.coverage`, by run.
         self._coverage: dict[str, tuple[float, dict[str, Any]]] = {}
 
     def active(self) -> list[MonitoredRun]:
@@ -101,10 +102,10 @@ class Figures:
             return [self._figures(connection, row, judged.get(row["id"])) for row in rows]
 
     def _refresh(self, connection: Connection, names: Sequence[str]) -> None:
-        """Compute coverage (the fraction of samples that epochs used) where it is outdated.
+        """Call `store.coverage.coverage` for runs whose cached result is outdated.
 
-        At most `_COVERAGES` runs are computed: first those without a value, then those
-        with the oldest values.
+        At most `_COVERAGES` runs are updated: first runs without a result, then the runs with the
+        oldest results.
         """
         known = self._coverage = {run: read for run, read in self._coverage.items() if run in names}
         at = {run: known[run][0] if run in known else float("-inf") for run in names}

@@ -5,9 +5,9 @@
 
 Trials show whether the preset takes longer than plain DDP: a small simulated copy of the run, based
 on the models that were fitted to its steps, trains for a few epochs of 32 steps under the preset
-and under plain DDP. If the preset takes longer, its declaration of what it takes into account
-(`policies.base.Criteria`) provides the likely causes. Trials take a fraction of a second, far less
-than a forecast. If there is a forecast, its figures can replace the trials.
+and under plain DDP. If the preset takes longer, the warning names likely causes: conditions that
+the preset ignores according to its `policies.base.Criteria`. Trials take a fraction of a second,
+far less than a forecast. If there is a forecast, its figures can replace the trials.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Fitness:
 
     @property
     def _by_devices(self) -> str:
-        """Return the name of the source of the devices' capacities; empty if they are unknown."""
+        """Return what the devices' capacities are based on; empty if capacities are unknown."""
         return capacities(self._conditions.devices).by
 
     @property
@@ -207,12 +207,12 @@ class Fitness:
 
     @cached_property
     def _longest(self) -> float:
-        """Return the mean over steps of the largest load, with equal counts, ÷ the mean load."""
+        """Return the mean of each step's largest load ÷ the mean load, with equal sample counts."""
         return float(self._loads.max(axis=1).mean() / max(float(self._loads.mean()), 1e-300))
 
     @cached_property
     def _coarseness(self) -> float:
-        """Return the time of a step with the best whole sample counts ÷ its time with fractions."""
+        """Return a step's time with whole sample counts ÷ its time with fractional counts."""
         of = self._conditions
         shares = self._speeds
         target = of.global_batch * shares / shares.sum()

@@ -25,8 +25,8 @@ from paceline_backend.store.telemetry.phases import RunPhases
 HANG_STEPS = 10.0  # × a step's time
 # A pause shorter than this is never a hang.
 SHORTEST_HANG_S = 30.0  # seconds
-# The time without progress from which on a run hangs is multiplied by this factor if all ranks are
-# in the loop's body, because they may be running an evaluation there.
+# If all ranks are in the loop's body, a run hangs only after this many times the usual time without
+# progress, because the ranks may be running an evaluation.
 BODY_TIMES = 10.0
 # A report of a phase is ignored if it is older than this, because ranks report their phase every
 # 10 s.
@@ -131,7 +131,7 @@ def hung_s(connection: Connection, runs: Collection[int]) -> dict[int, float]:
 
 
 def explain(standing: RunPhases, least_s: float = SHORTEST_HANG_S) -> Hang:
-    """Explain why a run makes no progress.
+    """Return whether a run hangs, and which ranks wait for which other ranks.
 
     From the start of its first loop, a rank reports each phase that takes long. If ranks wait and
     another rank no longer reports, that rank's process is suspended, or its node is unreachable. A

@@ -1,4 +1,4 @@
-"""Node replacements of a run: the step times before and after, and the forecast.
+"""Node replacements of a run: step times before and after, and the forecast of the time after.
 
 `before` returns the details that the audit log stores when a node is replaced. `listed` returns
 these details with the step time after the replacement.
@@ -24,8 +24,9 @@ _FORECASTS = 5
 
 
 def forecast_of(connection: Connection, run: int, node: str, since: int) -> NodeForecast | None:
-    """Return the newest forecast of the step time if `node` were as fast as the others, or None.
+    """Return the newest forecast about the slow node `node`; None if there is none.
 
+    It forecasts the step time that the run would have if the node were as fast as the others.
     Forecasts whose last step is before the step `since` are ignored.
     """
     for made in reversed(kept(forecasts.bodies(connection, run, _FORECASTS))):
@@ -103,7 +104,7 @@ def _replacement(
 
 
 def _given(rows: dict[str, Any], node: str, since: float, until: float) -> str | None:
-    """Return the node that an engine provided as a replacement for `node`, or None."""
+    """Return the node that Slurm, Ray or Kubernetes started to replace `node`, or None."""
     mine = [row for row in rows.values() if row["replaces"] == node]
     mine = [row for row in mine if since <= row["launched_at"] < until]
     newest = max(mine, key=lambda row: row["launched_at"], default=None)

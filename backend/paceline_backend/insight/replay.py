@@ -112,7 +112,7 @@ class _Replayer:
             switch.version: (switch.policy, switch.parameters)
             for switch in switches.history(connection, run)
         }
-        # The policy of each version, or the reason why it cannot be created here.
+        # The policy of each version, or the reason why it cannot be created on this machine.
         self._policies: dict[int, Policy | str] = {}
 
     def take(self, plan: Plan) -> None:
@@ -137,7 +137,7 @@ class _Replayer:
         self._note(f"segment {plan.seq}: {reason}")
 
     def _placement_known(self, plan: Plan) -> bool:
-        """Return whether the segment creates a placement, or starts from one that was replayed."""
+        """Return whether samples are placed on ranks anew, or as in a replayed segment."""
         history = self._history
         return plan.shuffled or history.hello.stream or not history.must_shuffle(plan.version)
 

@@ -64,13 +64,13 @@ class FluidLimit:
 
 
 def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[str, Any]:
-    """Return the figures of each preset, the run's coverage of samples, and its reduction rounds.
+    """Return figures of each preset, how often epochs used each sample, and reduction rounds.
 
     The figures leave out steps that were planned without a controller, and the first `warmup` steps
-    after the start of a policy or of an attempt. `speedup` is the time per unit of load under plain
-    DDP (`bsp`) ÷ the time per unit of load under the preset. Times are divided by the load because
-    an epoch's last batch may be smaller. `speedup_limit` is the speed-up of the fluid limit over
-    plain DDP.
+    after the start of a policy or of an attempt; only `moved` and `across` include the first steps.
+    `speedup` is the time per unit of load under plain DDP (`bsp`) ÷ the time per unit of load under
+    the preset. Times are divided by the load because an epoch's last batch may be smaller.
+    `speedup_limit` is the speed-up of the fluid limit over plain DDP.
     """
     with store.read() as connection:
         key = runs.key_of(connection, run_id)
@@ -112,7 +112,7 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
 
 
 def round_words(figures: dict[str, Any]) -> str:
-    """Return sentences about a policy version's rounds; `figures` as in `store.rounds.in_force`."""
+    """Return sentences about a policy's rounds; `figures` come from `store.rounds.in_force`."""
     rate = "" if figures["rounds_per_s"] is None else f", {figures['rounds_per_s']:,.1f} a second"
     copying = f", copying {_time(figures['copied_s'])}" if figures["copied_s"] else ""
     words = (

@@ -67,7 +67,7 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model of the time of an all-reduce: a ring, or a measured time (`fixed_s`).
+    """A model of the time of an all-reduce: a fixed time, plus the time of a ring.
 
     W workers take fixed_s + 2(W−1) · latency_s + 2(W−1)/W · bytes / bandwidth seconds. A ring sends
     2(W−1) messages one after the other, and no all-reduce can send fewer bytes (Patarasuk and Yuan,
@@ -143,7 +143,7 @@ class WorkerFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A switch of the policy, with the first segment that begins at the step `step` or later."""
+    """A switch of the policy in the first segment that begins at the step `step` or later."""
 
     step: int
     policy: str

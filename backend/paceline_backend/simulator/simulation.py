@@ -328,8 +328,8 @@ class Simulation:
     def _begin_times(self, plan: Plan, costs: Costs) -> Floats:
         """Return the time at which each rank can begin a segment, [W].
 
-        If the segment has another synchronisation than the last one, its model replaces the last
-        model.
+        A new model of the synchronisation is made, unless ranks continue into the segment without
+        synchronising.
         """
         clocks, synchroniser = self._clocks, plan.synchroniser
         if self._model.goes_on:

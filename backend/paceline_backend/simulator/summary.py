@@ -1,8 +1,8 @@
 """Summary of a simulation: figures per policy, and the fluid limit from the true speeds of ranks.
 
 ``paceline simulate`` uses `run` for one simulation and `compare` for several policies. The figures
-leave out each policy's first `warmup` steps. `run`, `counted` and `compare` raise `ScenarioError`
-if no steps remain.
+leave out the first `warmup` steps of each policy and attempt, except that `plan_s` and `moved`
+cover all segments. `run`, `counted` and `compare` raise `ScenarioError` if no steps remain.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _ANY_S = 1e-3
 
 @dataclass(frozen=True)
 class Condition:
-    """Value of a rule at a check, in the rule's unit, with a sentence about it.
+    """Value that a rule checks, in the rule's unit, and a sentence that describes the value.
 
     `run` is a public id; if it is empty, the condition concerns the control plane.
     """

@@ -31,7 +31,8 @@ _COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s")
 class Worker:
     """One rank's slowness, and the waiting of other ranks for it, over the analysed steps.
 
-    `data`, `node`, `transient` and `input` divide `caused` by cause. They add up to `caused`.
+    `data`, `node`, `transient` and `input` are the parts of `caused` that are due to each cause.
+    They add up to `caused`.
     """
 
     rank: int
@@ -56,8 +57,8 @@ class Attribution:
     """Causes of the time that ranks wait for each other, over K steps; `parts` add up to `sp_s`.
 
     A rank is ready when it has loaded and computed its batch. SP is the time between the first and
-    the last rank to become ready, and SE the mean of SP ÷ the ranks' mean time to become ready.
-    Ranks without samples are left out.
+    the last rank to become ready, and SE the mean over the steps of SP ÷ the ranks' mean time to
+    become ready. Ranks without samples are left out.
     """
 
     # Steps in which at least two ranks had samples.
@@ -79,8 +80,8 @@ class Attribution:
 def attribute(rows: Rows) -> Attribution:
     """Split the SP of each step into causes.
 
-    - data: differences between batches, as if all ranks were equally fast;
-    - node: lasting differences in speed, as if all ranks had equal loads;
+    - data: SP that different batches would cause if all ranks were equally fast;
+    - node: SP that lasting differences in speed would cause if all batches were equal;
     - input: slow data loading;
     - transient: the rest, that is, temporary slowdowns and noise.
     """
@@ -128,8 +129,8 @@ def _worker(step: Ints, took_part: Bools, model: SpeedModel, made: Split, rank: 
     with_samples = took_part[:, rank]
     rest = np.where(model.passing[:, rank], model.rest[:, rank], 1.0)
     equal_s, own_equal_s = model.equal[:, 0], model.own_equal[:, rank]
-    # `equal_s` is the time of one of the ranks. Without the tolerance `same`, rounding could make
-    # this rank seem slower than itself.
+    # The typical rank is one of the ranks. Without the tolerance `same`, rounding could make it
+    # seem slower than itself.
     slower = with_samples & (own_equal_s * rest > equal_s * (1 + THRESHOLDS.same))
     longer_s = np.where(slower, (own_equal_s - model.own[:, rank]) * rest, 0.0)
     caused = made.caused[:, :, rank].sum(axis=1)
@@ -217,10 +218,11 @@ def split(rows: Rows, took_part: Bools, model: SpeedModel) -> Split:
     slowness. A rank's lateness is its step time minus the time of a typical rank with the mean
     batch. The lateness is divided among the three factors by their Shapley values: the only
     division that adds up, treats equal factors equally and gives nothing to a factor without
-    effect. The extra time of a slow data loader is added. If a smaller load compensates for a
-    rank's slowness (or a larger load for its speed), these two parts of its lateness cancel,
-    because no rank waits for compensated slowness. The part of a cause in a step's SP is the
-    difference between the last and the first rank's lateness due to this cause.
+    effect. The extra time of a rank's data loader, compared with the typical rank, is a part of its
+    lateness, too. If a smaller load compensates for a rank's slowness (or a larger load for its
+    speed), these two parts of its lateness cancel, because no rank waits for compensated slowness.
+    The part of a cause in a step's SP is the difference between the last and the first rank's
+    lateness due to this cause.
 
     While some ranks wait, their waiting time is attributed in equal parts to all ranks that still
     compute.
@@ -274,7 +276,7 @@ def _lateness(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
 
 
 def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
-    """Cancel slowness against the smaller batch that compensates for it.
+    """Return `parts` in which slowness and a smaller batch that compensates for it cancel out.
 
     The sum of each rank's `parts`, [5, K, W], does not change. A plan reacts to slowness by giving
     the slow rank fewer samples. The other ranks then get more samples, and the plan keeps this
@@ -312,7 +314,8 @@ def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
 def _counted(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
     """Return the fraction of a batch's extra cost that its number of samples explains, [K, W].
 
-    The extra cost is the difference from the step's mean batch. The fraction is between 0 and 1.
+    The extra cost is the batch's cost minus the cost of the step's mean batch. The fraction is
+    between 0 and 1.
     """
     samples = np.where(took_part, rows.samples, 0.0)
     mean = samples.sum(axis=1, keepdims=True) / took_part.sum(axis=1, keepdims=True)

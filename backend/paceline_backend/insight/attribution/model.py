@@ -192,7 +192,7 @@ def _columns(rows: Rows, took_part: Bools) -> Floats:
     n, load, longest = rows.samples, rows.load, rows.longest
     made = [load, rows.squares, n * longest, n * longest**2, n, np.ones_like(load)]
     means = [float(column[took_part].mean()) for column in made]
-    # A term without a positive mean carries no information: all sizes may be 0.
+    # A term whose mean is 0 carries no information; this happens if all sizes are 0.
     scaled = [column / mean for column, mean in zip(made, means, strict=True) if mean > 0]
     return np.stack([np.where(took_part, column, 1.0) for column in scaled], axis=-1)
 
@@ -210,7 +210,7 @@ def _combine(columns: Floats, time: Floats) -> Floats:
 
 
 def _rates(ratio: Floats, took_part: Bools, known: Bools) -> Floats:
-    """Return each rank's median of `ratio`, [W]; the median of all ratios unless `known`."""
+    """Return each rank's median of `ratio`, [W]; for ranks not in `known`, the median of all."""
     rate = np.full(ratio.shape[1], float(np.median(ratio[took_part])))
     if known.any():
         rate[known] = np.nanmedian(np.where(took_part, ratio, np.nan)[:, known], axis=0)
@@ -222,7 +222,7 @@ def _typical(values: Floats) -> float:
 
 
 def _noise(off: Floats, fitted: int) -> float:
-    """Estimate the noise σ from absolute deviations, [R], from a model with `fitted` medians."""
+    """Estimate the noise σ; `off`, [R], are absolute errors of a model with `fitted` medians."""
     freedom = len(off) / max(len(off) - fitted, 1)
     return max(_SIGMA * float(np.median(off)) * float(np.sqrt(freedom)), THRESHOLDS.least_noise)
 
@@ -259,7 +259,7 @@ def _bend(typical: Floats, slope: Floats, centre: Floats) -> Floats:
 
 
 def _sticks_out(off: Floats, noise: float) -> Bools:
-    """Return a mask of the steps that deviate by more than noise, singly or several in sequence.
+    """Return a mask of steps, single or several in a row, that deviate by more than noise.
 
     `off` is the logarithm of the measured ÷ the modelled time, [K, W], and `noise` is its σ.
     """

@@ -3,9 +3,9 @@
 The values were chosen on simulated runs whose causes are known. ``benchmarks/verdicts.py`` checks
 the thresholds of the model, because each verdict begins with the model's fit. The benchmark
 simulates runs of several kinds; the comment on a threshold quotes the kind on which the threshold
-was chosen. No measurement has shown yet for which kinds the verdicts change if a threshold is
-halved. The thresholds of the split are checked by tests/unit/insight/test_attribution.py, because
-no benchmark uses the split.
+was chosen. It has not been measured yet which verdicts change if a threshold is halved. The
+thresholds of the split are checked by tests/unit/insight/test_attribution.py, because no benchmark
+uses the split.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AttributionThresholds:
-    """Thresholds by analysis, in the order in which an attribution is computed."""
+    """Thresholds, in the order in which an attribution uses them."""
 
     # --- Input (`attribute.read_rows`). The thresholds of this section limit the time of an
     # attribution, which benchmarks/scale.py measures.

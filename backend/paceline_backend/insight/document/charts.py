@@ -145,7 +145,7 @@ def svg(chart: Chart) -> Markup:
 
 
 def figure(title: str, key: str | Markup, inner: Markup, height: int) -> Markup:
-    """Return a titled drawing of a given height."""
+    """Return `inner` as a drawing of a given height; its caption is `title`, then `key`."""
     return Markup(
         '<figure><figcaption><b>{}</b> {}</figcaption><svg viewBox="0 0 {} {}" role="img" '
         'aria-label="{}">{}</svg></figure>'

@@ -28,7 +28,8 @@ from paceline_backend.insight.document.charts import (
 from paceline_backend.insight.document.content import Content, Totals
 from paceline_backend.insight.whatif.answer import recommended
 
-# If the slowest worker takes this many times the median, its tile is red or yellow.
+# The tile of the slowest worker is red if the worker takes at least `_SLOW_RATIO` times the median,
+# and yellow if it takes at least `_SLOWISH` times the median.
 _SLOW_RATIO, _SLOWISH = 1.3, 1.1
 # If there are more than this many ranks besides the slowest one, a chart shows a band for them
 # instead of a line for each.
@@ -89,7 +90,7 @@ def render(content: Content) -> str:
 
 
 def banner(content: Content) -> dict[str, Any]:
-    """Return the banner about the verdict: its level, title, causes and other sentences."""
+    """Return the banner about the verdict: its colour (`level`), title, causes and sentences."""
     judged, run = content.verdict, content.run
     said = [(verdicts.cause_words(judged, c), verdicts.to_do(judged, c)) for c in judged.causes]
     share = judged.cost_s / judged.wall_s if judged.wall_s else 0.0
@@ -116,7 +117,7 @@ def banner(content: Content) -> dict[str, Any]:
 
 
 def tiles(content: Content) -> list[dict[str, str]]:
-    """Return the tiles with key figures: label, value, note and level of each tile."""
+    """Return the tiles with key figures: label, value, note and colour (`level`) of each tile."""
     made = [_step_tile(content)]
     if content.totals is not None:
         made.append(_waste_tile(content.totals))

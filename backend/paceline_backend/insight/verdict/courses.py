@@ -182,9 +182,9 @@ class _Peeling:
     def _take_out(self, at: int) -> None:
         """Remove a piece and merge its neighbours if they are at the same level.
 
-        If the neighbours are at different levels, the piece's steps become part of the neighbour
-        whose level is nearer. If the piece was above both neighbours, its steps become part of the
-        piece before it.
+        If the neighbours are at different levels, the piece's steps become part of one of them: of
+        the piece after it if that level is nearer and the removed piece is not clearly above it,
+        else of the piece before it.
         """
         base = self._base
         piece = base.pop(at)
@@ -231,7 +231,8 @@ def _bump(base: list[LevelPiece], least: float, least_short: float) -> tuple[int
     """Return the index of the next piece to remove, and whether this piece is a span.
 
     The index is None if no piece must be removed. Only pieces of fewer than `lasting_steps` steps
-    are removed: first pieces above their neighbours, the highest one first, then pieces below them.
+    are removed: first pieces above their neighbours, the highest one first, then pieces below them,
+    and very short pieces near the level of a neighbour.
     """
     highest: tuple[float, int] | None = None
     lowest: tuple[float, int] | None = None
@@ -367,7 +368,7 @@ class Trend:
 def trend_of(
     series: Floats, known: Bools, base: Sequence[LevelPiece], noise: float
 ) -> Trend | None:
-    """Return the trend that explains several ascending levels better than the levels do, else None.
+    """Return a trend if it fits the series better than several ascending levels do, else None.
 
     `series` holds logarithms of slowdown factors, and `base` the levels. `known` is a mask of the
     steps that are used, without steps of temporary spans. `series` and `known` are [K], and `noise`

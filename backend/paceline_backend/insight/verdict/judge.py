@@ -32,7 +32,7 @@ _FRACTIONS = {
     "a tenth": 1 / 10,
 }
 _PASSING = ("transient", "periodic", "input")
-# A share is written as one of `_FRACTIONS` if it differs from this fraction by at most `_NEAR`.
+# Maximum difference between a share and the fraction in `_FRACTIONS` that the text gives instead.
 _NEAR = 0.06  # relative
 
 

@@ -430,7 +430,7 @@ def _finding(model: SlownessModel, group: Sequence[_Slow], lasting: Bools) -> Ti
 
 
 def _dealt(model: SlownessModel, ranks: Sequence[int], slower: Floats, lasting: Bools) -> Floats:
-    """Return the usual cost of slow ranks' batches ÷ that of the other ranks, [K, R]; at most 1.
+    """Return slow ranks' usual batch costs ÷ the other ranks' median, [K, R]; at most 1.
 
     Values are 1 in steps in which a rank is not slow, or in which the batches are not clearly
     smaller. `slower` holds the slowdown factors of `ranks`, [K, R], and `lasting` is a mask of all

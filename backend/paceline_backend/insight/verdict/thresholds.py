@@ -7,9 +7,9 @@ users. The other values were chosen on runs like the runs of ``benchmarks/verdic
 (benchmarks/scenarios/verdicts.json): run this benchmark after a change. The benchmark fails if
 verdicts name wrong causes, ranks, first steps or costs too often, or name a cause in too many runs
 without one. The comment on a threshold quotes the kind of run, in the scenarios file, on which the
-threshold was chosen. No measurement has shown yet for which kinds the verdicts change if a
-threshold is halved. Scenarios with switches of the policy are in
-benchmarks/scenarios/switches.yaml; tests/integration/insight/test_switched_scenarios.py runs them.
+threshold was chosen. It has not been measured yet which verdicts change if a threshold is halved.
+Scenarios with switches of the policy are in benchmarks/scenarios/switches.yaml;
+tests/integration/insight/test_switched_scenarios.py runs them.
 
 Constants that only affect the wording of sentences are in `words`.
 """
@@ -23,7 +23,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class VerdictThresholds:
-    """Thresholds by analysis, in the order in which a verdict is computed."""
+    """Thresholds, in the order in which a verdict uses them."""
 
     # --- Input (`observed`). Most thresholds of this section limit the time of a verdict, which
     # benchmarks/scale.py measures.
@@ -181,7 +181,8 @@ class VerdictThresholds:
 
     # --- The diagnosis (`diagnosis`). docs/verdicts.md states these values;
     # tests/unit/insight/test_standing.py checks them. If at least `watch_share` of the time is
-    # lost, a run's level is "warning"; from `held_up_share` on, it is "slowed down".
+    # lost, a run's level is "warning"; from `held_up_share` on, it is "slowed down" if a cause is
+    # active.
     watch_share: float = 0.06
     held_up_share: float = 0.2
     # The mean step time, and a diagnosis without an active cause, cover this many of the newest

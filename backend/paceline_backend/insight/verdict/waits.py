@@ -33,7 +33,7 @@ class Excess:
         more_s: time by which the wait is longer than usual, [K]; 0 where it is not longer.
         spans: steps in which the wait is longer, oldest first.
         lasting: index of the step from which on the wait is longer in all steps; None: at the end,
-            the wait has its usual length.
+            the wait has its usual length, or is longer for fewer than `lasting_steps` steps.
         usual_s: usual length of the wait.
     """
 

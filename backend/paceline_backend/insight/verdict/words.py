@@ -10,7 +10,8 @@ from paceline_backend.insight.verdict.observed import ObservedSteps
 from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.insight.verdict.waits import is_everyone
 
-# If a cause costs less than this share of the wall time, the text says that it alone costs nothing.
+# If a cause costs less than this share of the wall time, the text says that fixing it alone saves
+# nothing.
 _NOTHING = 0.005
 # If a rank's speed differs by less than this factor from the others' speed, the text says that the
 # rank is as fast as the others.

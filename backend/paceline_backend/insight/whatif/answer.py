@@ -91,7 +91,7 @@ class PresetForecast:
 
 @dataclass(frozen=True)
 class Saving:
-    """Newest forecast of the step time if a run's slow node were as fast as its other nodes."""
+    """Step time with a slow node made as fast as the others, according to the newest forecast."""
 
     step_time_s: float = Field(
         description="forecast of the mean step time without the node's slowness, seconds",
@@ -119,7 +119,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class NodeForecast(Saving):
-    """Forecast of the step time if a slow node's ranks were as fast as the median of the others."""
+    """Forecast of the step time with a slow node's ranks as fast as the median of the others."""
 
     node: str = Field(examples=["n2"])
     ranks: list[int] = Field(description="slow ranks of the node", examples=[[2, 3]])
@@ -167,8 +167,8 @@ class Decision:
     decided: Decided = Field(examples=["switch"])
     reason: str = Field(examples=["chronica would save 38 % ± 2 of the time"])
     policy: str | None = Field(
-        description="preset that the decision is about, not only if `auto` switches to it; null: "
-        "the decision is about no preset",
+        description="preset that the decision is about, even if `auto` does not switch to it; "
+        "null: the decision is about no preset",
         examples=["chronica"],
     )
     parameters: dict[str, Any] = Field(examples=[{}])
@@ -218,7 +218,7 @@ class Forecast:
 
     @property
     def compares(self) -> bool:
-        """Return whether the forecast compares presets; one for a single option does not."""
+        """Return whether the forecast compares presets; a forecast for one `option` does not."""
         return self.option is None and len(self.forecasts) + len(self.left_out) > 1
 
     def of(self, policy: str, parameters: Mapping[str, Any] | None = None) -> PresetForecast | None:
@@ -236,16 +236,16 @@ def best_of(options: Iterable[PresetForecast]) -> PresetForecast | None:
     """Return the option to switch to; None if no option is clearly worth a switch.
 
     Options with a warning of harm, and options whose saving may be below `MARGIN`, are left out. An
-    option that does not change the training is preferred, unless another option is clearly faster:
-    the lower bound of its saving exceeds the saving of the preferred option.
+    option with the same updates as plain DDP is preferred, unless the fastest option is clearly
+    faster: even the lower bound of the fastest option's saving is larger.
 
     A forecast does not predict how many samples are needed to reach the same loss. More samples are
     needed if ranks train independently for longer, or if gradients are `stale`. If the fastest
     option changes the training, the result is therefore chosen among this option and all options
     that take at most `MARGIN` longer. Of these options, options whose ranks synchronise only at an
     epoch's end are chosen last, and options with stale gradients second to last. Of the remaining
-    options, the option whose ranks are `alone` for the fewest steps is chosen, where options with
-    the same updates as plain DDP have 0 steps.
+    options, the option whose ranks are `alone` for the fewest steps is chosen. With an all-reduce
+    in each step, `alone` is 0.
     """
     worth = [
         option
@@ -274,7 +274,7 @@ def _order(option: PresetForecast) -> tuple[bool, bool, int, float]:
 
 
 def recommended(forecast: Forecast) -> PresetForecast | None:
-    """Return the best option that does not change the training's updates; see `best_of`."""
+    """Return the best option whose `changes` is not "training"; see `best_of`."""
     return best_of(option for option in forecast.forecasts if option.changes != "training")
 
 

@@ -28,7 +28,7 @@ BY = "auto"
 # for this many steps before `auto` acts on it; see `steps_to_hold`.
 AUTO_STEPS = 100  # steps
 # The first forecast is made at this step. It needs `FEWEST_FORECAST_STEPS` complete steps after the
-# first few cold steps, and a reserve.
+# first few steps, which include one-time work. The rest is a reserve.
 FIRST_STEP = 24
 
 Mode = Literal["recommend", "switch"]
@@ -103,9 +103,10 @@ def steps_to_hold(promise: PresetForecast) -> int:
 
     While `auto` waits, the saving is lost. So the number is smaller for a larger saving: about as
     much time is lost as with a saving of `MARGIN` for `AUTO_STEPS` steps. The number is at least
-    `FEWEST_FORECAST_STEPS`, so that the last forecast is based on at least as many new steps since
-    the first forecast. For a preset that changes the training, the number is `AUTO_STEPS`, because
-    a run's first steps are often slow, and the change to the training would be permanent.
+    `FEWEST_FORECAST_STEPS`, so that the last forecast is based on at least this many steps that are
+    newer than the first forecast. For a preset that changes the training, the number is
+    `AUTO_STEPS`, because a run's first steps are often slow, and the change to the training would
+    be permanent.
 
     `promise.saving_low` must be above `MARGIN`.
     """
@@ -115,7 +116,7 @@ def steps_to_hold(promise: PresetForecast) -> int:
 
 
 def _unchanged_again(forecast: Forecast) -> PresetForecast | None:
-    """Return a replacement for a policy in force that changes the training without clear benefit.
+    """If the policy in force changes the training with little benefit, return a replacement.
 
     The replacement does not change the training, and is less than `MARGIN` slower. None: there is
     none, or the policy in force does not change the training. A run's first steps, or temporary
@@ -148,11 +149,11 @@ def _without_preset(decided: Literal["stay", "wait"], why: str) -> Decision:
 
 
 def _promised_before(best: PresetForecast, forecast: Forecast, earlier: Sequence[Forecast]) -> bool:
-    """Return whether all forecasts of the last `steps_to_hold` steps promise more than `MARGIN`.
+    """Return whether all forecasts of the last `steps_to_hold` steps promise a saving for `best`.
 
-    The forecasts must be made under the same policy and at the same speeds. Forecasts may be closer
-    together than `AUTO_STEPS`: a worker process makes one when it takes over a run, or when `auto`
-    is enabled.
+    Each saving must be above `MARGIN`. The forecasts must be made under the same policy and at the
+    same speeds. Forecasts may be closer together than `AUTO_STEPS`: a worker process makes one when
+    it takes over a run, or when `auto` is enabled.
     """
     assert forecast.step is not None
     for before in reversed(earlier):
@@ -175,9 +176,9 @@ def _promised_before(best: PresetForecast, forecast: Forecast, earlier: Sequence
 def _verdict(
     forecast: Forecast, earlier: Sequence[Forecast], switches: Sequence[Switch], mode: Mode
 ) -> Decision | None:
-    """Return the decision about the last switch, made by `auto`: wait for the result, or go back.
+    """If `auto` made the last switch, return the decision to wait for its result or to go back.
 
-    None if there is nothing to decide, for example because the result was judged before.
+    None if there is nothing to decide, for example if the result has been judged already.
     """
     if len(switches) < 2 or mode == "recommend":
         return None

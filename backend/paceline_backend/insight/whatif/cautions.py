@@ -74,7 +74,7 @@ def with_cautions(made: Forecast, state: PlanningState, models: Models) -> Forec
 
 
 def _tried(warned: Any, preset: PresetForecast) -> PresetForecast:
-    """Return `warned(preset)`; if a third-party preset raises an error, the forecast unchanged."""
+    """Return `warned(preset)`; if a third-party preset raises an error, return `preset` itself."""
     try:
         made: PresetForecast = warned(preset)
     except Exception:

@@ -269,8 +269,8 @@ def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
             mid = np.mean if span.pooled else np.max
             total_s += float(mid(now) - mid(before))
             continue
-        # Without the wait for the segment's end, at which all ranks synchronise, if that end was
-        # not measured.
+        # All ranks synchronise at the segment's end. If that end was not measured, leave out the
+        # wait for it.
         if not span.whole:
             step_s[-1] -= timeline.wait_s[-1]
         total_s += float(step_s.mean(axis=1).sum())
@@ -384,7 +384,7 @@ def _interval(mean: float, draws: Floats, shifts: Floats, fit_error: float) -> t
 def _speeds(basis: Basis, load: float, samples: float) -> list[float]:
     """Return each rank's seconds per size unit if a mean global batch is divided equally.
 
-    `load` and `samples` are then the load and the number of samples of each rank.
+    `load` and `samples` are the load and the number of samples of an equal part of this batch.
     """
     of = basis.measured.features
     world = len(basis.models.a)

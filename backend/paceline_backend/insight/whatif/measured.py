@@ -347,7 +347,7 @@ def _all_reduce(ranks: int) -> _Exchange:
 
 
 def _reported(synchroniser: Synchronisation, world: int) -> _Exchange:
-    """Return the cost of the exchange whose duration the records of a synchronisation show."""
+    """Return the cost of the exchange whose duration is in a synchronisation's round records."""
     if isinstance(synchroniser, Pairwise):
         # The recorded duration covers only one of the pair's two messages, the answer.
         return _Exchange(1, 1)
@@ -394,7 +394,7 @@ def relaxed_span(step: Ints, plan: Plan) -> RelaxedSpan:
 
 
 def steady_time(measured: MeasuredSteps, steady: npt.NDArray[np.bool_]) -> tuple[float | None, int]:
-    """Return the seconds per unit of load in the steps of the mask `steady`, and their number.
+    """Return the seconds per unit of load in the steps of the mask `steady`, and the step count.
 
     The seconds are None if there are too few steps.
     """

@@ -1,4 +1,4 @@
-"""Fit of the costs per sample and per step from the steps of all ranks, and of their uncertainty.
+"""Fit of the costs per sample and per step, with their uncertainty, to the steps of all ranks.
 
 A predictor learns the speed and the costs of each rank from this rank's steps alone. That is
 accurate enough for plans, which are renewed every few steps. A forecast needs the time of batches
@@ -88,7 +88,7 @@ def shape(models: Models, measured: MeasuredSteps) -> Shape:
     own_noise = noise = max(_spread(by_rank, known), THRESHOLDS.least_noise)
 
     def residuals(share: Floats, same: bool) -> Floats:
-        """Return the rows' errors under `share` ÷ noise, clipped; then `share` ÷ its prior's σ."""
+        """Return each record's clipped error ÷ its σ, followed by `share` ÷ the prior's σ."""
         off = _off(_at(share, per, second, same), load, samples, compute_s, known)[known]
         wild = THRESHOLDS.clipped_sigmas
         return np.concatenate([np.clip(off / noise, -wild, wild), share / THRESHOLDS.shape_prior])
@@ -119,7 +119,7 @@ def shape(models: Models, measured: MeasuredSteps) -> Shape:
 
 
 def _within(at: Floats, step: Floats) -> Floats:
-    """Return `at` moved by a step, which is shortened if a cost would fall below 0.
+    """Return `at` + `step`; `step` is shortened if a cost would fall below 0.
 
     If all batches have equally many samples, only the sum of the costs per sample and per step is
     known: if one is higher, the other is lower. Clipping one of the costs at 0 would change the
@@ -132,7 +132,7 @@ def _within(at: Floats, step: Floats) -> Floats:
 
 
 def _room(at: Floats, step: Floats) -> float:
-    """Return the fraction of a step, up to 1, that keeps all costs at 0 or above."""
+    """Return the fraction of `step`, up to 1, that can be added without a cost below 0."""
     falls = step < 0
     return float(np.min(at[falls] / -step[falls], initial=1.0))
 

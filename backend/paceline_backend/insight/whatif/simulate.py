@@ -83,9 +83,9 @@ class SimulatedOption:
     early: float = 0.0
     # For each simulation with other models: logarithm of its mean time in `early_steps` ÷ `early`.
     shifts: list[float] = field(default_factory=list)
-    # Largest `Synchronisation.alone` of the counted segments; None if it is None in any of them.
+    # Largest `Synchronisation.alone` of the simulated segments; None if it is None in any of them.
     alone: int | None = 0
-    # True if `Synchronisation.stale` is true in any of the counted segments.
+    # True if `Synchronisation.stale` is true in any of the simulated segments.
     stale: bool = False
 
     @property
@@ -258,7 +258,9 @@ def _simulation(
     state: PlanningState, devices: Resampled, policy: Policy, version: int
 ) -> Simulation:
     if policy.threads and version != state.version:
-        raise _NotSimulatedError("telemetry does not show what other numbers of CPU threads do")
+        raise _NotSimulatedError(
+            "telemetry does not show the effect of other numbers of CPU threads"
+        )
     assert state.history is not None
     simulation = Simulation(state.history.hello, devices, policy, network=devices)
     simulation.history = copy.deepcopy(state.history)

@@ -3,7 +3,7 @@
 ``benchmarks/forecasts.py`` checks the thresholds of forecasts: it compares forecasts with the step
 times that presets have after a switch, and counts the step times that are inside the 95 %
 intervals. The comment on a threshold quotes the kind of simulated run on which the threshold was
-chosen. No measurement has shown yet for which kinds the forecasts change if a threshold is halved.
+chosen. It has not been measured yet which forecasts change if a threshold is halved.
 ``benchmarks/regret.py`` checks the thresholds of `auto`. docs/decisions/0020 and 0033 explain the
 choices.
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ForecastThresholds:
-    """Thresholds by analysis, in the order in which a forecast is made."""
+    """Thresholds, in the order in which a forecast uses them."""
 
     # --- Input (`state`, `measured`). The first three thresholds limit time and memory.
 

@@ -221,7 +221,7 @@ class SimulatedTimeline:
 class SimulatedSync(Protocol):
     """A model of the ranks' waiting for each other, on the virtual clock.
 
-    A new object is created when the synchronisation takes effect. The same arguments give the same
+    `goes_on` says whether the next segment uses the same object. The same arguments give the same
     timeline. Not thread-safe.
     """
 

@@ -278,7 +278,7 @@ def settled(queues: Queues, ends_at: Floats, pace_s: Floats) -> float:
     if slowest_s <= pool.FASTEST * fastest_s.min():
         return first_end
     # If more than this many batches are left, the slowest rank does not leave its queue to other
-    # ranks. This is the inverse of `core.pool.finish_s`.
+    # ranks. The formula follows from `core.pool.finish_s`.
     left = slowest_s * float((1 / fastest_s).sum())
     settled = int(queues.count.sum() - left) - 1
     if settled <= 0:

@@ -97,8 +97,8 @@ class SegmentRounds:
         self._freed = set[int]()
         # Ranks that may not begin their next step yet; see `Member.wait_reason`.
         self._blocked = set[int]()
-        # Ranks that have finished all their steps since the last round began, so that no round has
-        # reported it yet.
+        # Ranks that finished their last step after the newest round began. No round has reported
+        # these ranks as finished yet.
         self._through = set[int]()
         # Members that offered a gradient or finished their steps while a round was being reduced.
         self._late: list[Member[int]] = []

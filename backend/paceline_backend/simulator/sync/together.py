@@ -1,4 +1,4 @@
-"""Models of synchronisations under which all ranks wait for each other, each or every few steps."""
+"""Models of synchronisations in which all ranks wait for each other: all-reduce and averaging."""
 
 from __future__ import annotations
 
