@@ -97,8 +97,8 @@ def agent(
         str | None,
         typer.Option(
             help="redis:// URL at which this machine reaches the bus, the Redis server that "
-            "carries messages between agents and server. The server provides user and password; "
-            "with a password in the URL, the agent uses no server.",
+            "carries messages between agents and server. The control plane provides user and "
+            "password; with a password in the URL, the agent does not contact the control plane.",
             show_default="the URL that the server returns",
         ),
     ] = None,

@@ -358,7 +358,7 @@ def arranged(
     limits: Limits,
     sort: Callable[[Ints], Ints] = lambda samples: samples,
 ) -> Arrangements:
-    """Choose samples whose trials fit into the ranks' memory.
+    """Choose the samples of the trial batches, so that each fits into the ranks' memory.
 
     The largest local batch has four quarters (see `Arrangements`). If a rank has at least as many
     samples in an equal split of a step, samples of usual sizes are chosen. Otherwise smaller

@@ -265,7 +265,10 @@ class RunningStep:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Return the logged metrics without the loss. Call it after `read`. A filler has none."""
+        """Return the logged metrics without the loss. Call it after `read`.
+
+        The result is empty for a filler, the batch of a rank without samples.
+        """
         if not self.step.samples:
             return {}
         return {name: float(value) for name, value in self._metrics.items()}

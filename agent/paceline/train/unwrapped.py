@@ -251,7 +251,7 @@ class UnwrappedModels:
 
 
 def _parted(optimiser: torch.optim.Optimizer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return an optimiser's parameters in two lists: outside of wrapped models, and in them.
+    """Return an optimiser's parameters in two lists: outside wrapped models, and inside.
 
     Sharded parameters of wrapped models are left out, because each rank has a different shard.
     Plain tensors that are no parameters, such as generated inputs, are left out, too.

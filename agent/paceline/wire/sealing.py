@@ -34,8 +34,8 @@ def unseal(sealed: bytes, key: bytes) -> Secrets:
         return msgspec.msgpack.decode(_fernet(key).decrypt(sealed), type=Secrets)
     except (InvalidToken, msgspec.DecodeError) as error:
         raise SealError(
-            "its secrets were not encrypted for this node: restart the node's agent, which then "
-            "requests its key again, and start or resume the run"
+            "the run's secrets were not encrypted with this node's key: restart the node's agent, "
+            "which then requests the key again, and start or resume the run"
         ) from error
 
 

@@ -90,7 +90,7 @@ _LIVE_S = 60.0
 # which a batch waits for a disk, the database or the bus does not count: after a long wait, the
 # next batch is large anyway, and a pause would only make its entries older.
 _BATCH_SPACING = 2.0
-# Bounds, in seconds, of the minimum time that follows from `_BATCH_SPACING`.
+# Bounds of the minimum time between the starts of two batches, in seconds.
 _PERIOD_S = (0.01, 0.1)
 # If storing a single message fails for an unknown reason: number of tries, and pause between them.
 _WRITE_TRIES = 3
@@ -546,7 +546,7 @@ class Ingest:
     def _store_hello(
         self, named: hellos.HelloKey, item: _Item, hello: Hello, stop: threading.Event
     ) -> set[str]:
-        """Commit an assembled Hello, update the item of its last part, and return ended runs."""
+        """Commit an assembled Hello, update the entry of its last part, and return ended runs."""
         assert isinstance(item.message, HelloPart)
         packed = hellos.PackedHello(named.digest, item.message.of)
         assembled = _Item(item.entry, item.run, hello, packed=packed)

@@ -61,7 +61,9 @@ class SwitchOutcome:
     run: str = Field(
         description="id of the run, which may have been deleted", examples=["3f9a1c07be52"]
     )
-    version: int = Field(description="policy version since the switch", examples=[1])
+    version: int = Field(
+        description="version of the policy that the switch requested", examples=[1]
+    )
     policy: str = Field(examples=["chronica"])
     at: float = Field(description="Unix time of the switch", examples=[1767225700.8])
     nodes: int | None = Field(description="number of nodes of the run; null: unknown", examples=[2])

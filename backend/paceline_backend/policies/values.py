@@ -100,7 +100,10 @@ LEAST_USABLE = 1e-100
 
 
 def usable(samples: Any, load: Any, compute_s: Any) -> Any:
-    """Return True where rows show a rank's speed; the arguments are arrays or numbers."""
+    """Return True where rows can be used to measure a rank's speed.
+
+    The arguments are arrays or numbers.
+    """
     return (samples > 0) & (load > LEAST_USABLE) & (compute_s > LEAST_USABLE)
 
 

@@ -183,7 +183,8 @@ class Guard:
         try:
             if not self._exists(user):
                 return False, False
-            # Record this first, so that a worker switches the user on even if this process dies.
+            # Record the end of the pause before it begins: if this process dies, a worker
+            # switches the user on again.
             until = self._now() + self.bounds.off_s
             newly = bool(self._client.hset(OFF, user, f"{until} {stream}"))
             self._acl("SETUSER", user, "off")

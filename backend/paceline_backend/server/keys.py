@@ -36,7 +36,7 @@ class Keys:
         return self._derived(b"webhook-key", webhook)
 
     def node_password(self, node: str) -> str:
-        """Return the password of a node's user of the bus."""
+        """Return the password of the node's user on the bus."""
         return self._derived(b"node-bus", self._seeded(node)).hex()
 
     def run_password(self, run: str) -> str:

@@ -142,7 +142,8 @@ def _off(client: redis.Redis) -> set[str]:
 def _make(
     client: redis.Redis, users: Sequence[User], off: set[str], *, info: bool = True
 ) -> str | None:
-    # Use one transaction: if the bus refuses a command or goes away, it has executed none of them.
+    # Use one transaction: if the bus refuses to queue a command, or goes away before the last one,
+    # it executes none of the commands.
     pipeline: Any = client.pipeline(transaction=True)
     database = int(client.get_connection_kwargs().get("db") or 0)
     try:

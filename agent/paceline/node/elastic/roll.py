@@ -41,8 +41,8 @@ class RollRound(msgspec.Struct, frozen=True):
     attempt: int
     # Names of the nodes, in the order of their ranks.
     nodes: list[str]
-    # Number of attempts of the run that failed so far. An attempt during which a node joined or was
-    # lost does not count.
+    # Number of the run's attempts that have failed so far. An attempt during which a node joined
+    # or was lost does not count.
     failures: int
     # The first failure of the previous round.
     cause: FirstFailure | None = None

@@ -125,7 +125,7 @@ def train(
     Raises:
         InputError: the script cannot be launched, the server rejected the run, or no server answers
             and an option such as a policy needs a server.
-        PacelineError: the server does not answer or uses another protocol version.
+        PacelineError: a required server does not answer, or a server uses another protocol version.
     """
     check(launch)
     with ExitStack() as stack:

@@ -29,8 +29,8 @@ from paceline.wire import OBSERVED, Kill, Launch, State
 OBSERVER = "paceline observe"
 _TICK_S = 0.1
 _DELIVER_S = 10.0
-# Seconds from a stop to killing the processes. It is more than the 30 s that torchrun gives its
-# ranks to end.
+# Seconds after a stop until the processes are killed. It is more than the 30 s that torchrun
+# gives its ranks to end.
 _KILL_PROCESSES_AFTER_S = 35.0
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FORWARDED = (*_INTERRUPTS, signal.SIGUSR1, signal.SIGUSR2)

@@ -178,7 +178,7 @@ class Memory:
         self._left = load
 
     def close(self) -> None:
-        """Learn a limit if the exception that ended the loop is now ending the script.
+        """Learn a limit on batches if running out of memory ended the loop and ends the script.
 
         The exception that ends the script is the one being handled, or the last one that the
         interpreter reported.

@@ -228,7 +228,7 @@ class _Peeling:
 
 
 def _bump(base: list[LevelPiece], least: float, least_short: float) -> tuple[int | None, bool]:
-    """Return the index of the next piece to remove, and whether this piece is a span.
+    """Return the index of the next piece to remove; True: the piece is a temporary change.
 
     The index is None if no piece must be removed. Only pieces of fewer than `lasting_steps` steps
     are removed: first pieces above their neighbours, the highest one first, then pieces below them,

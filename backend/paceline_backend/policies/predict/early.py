@@ -1,7 +1,7 @@
 """Probabilities of different costs of a batch, while a run has the records of only a few steps.
 
-`linear` calls `plausible`. Once there are enough rows, `linear` compares costs by how well they
-forecast the rows.
+`linear` calls `plausible`. Once there are enough rows, `linear` compares cost functions by
+how well each forecasts the rows.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Workers(NamedTuple):
         return Workers(a, c, b, np.array(most, np.int64))
 
     def only(self, among: npt.NDArray[np.bool_]) -> Workers:
-        """Return the workers that are True in `among`, [W]."""
+        """Return the workers for which `among`, [W], is True."""
         return Workers(self.a[among], self.c[among], self.b[among], self.most[among])
 
 
