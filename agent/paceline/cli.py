@@ -237,7 +237,7 @@ class ResumeOptions:
     ] = None
 
     def elsewhere(self) -> dict[str, Any]:
-        """Return the REST fields for the options that choose other nodes or another backend."""
+        """Return the REST fields for options that choose other nodes, ranks or another backend."""
         from paceline.node.starting.several import counted
 
         asked: dict[str, Any] = {"backend": self.backend, "nproc": self.nproc}

@@ -177,7 +177,10 @@ class _TemporaryError(Exception):
 
 
 def sizes_of(source: Source) -> npt.NDArray[np.int64]:
-    """Return each sample's number of bytes, [N]; raise a ValueError that names an invalid one."""
+    """Return each sample's number of bytes, [N].
+
+    Raise a ValueError if there are no samples, or if one has an invalid size.
+    """
     sizes = np.fromiter((source.size(index) for index in range(len(source))), np.int64, len(source))
     if not len(sizes):
         raise ValueError("source: it has no samples")

@@ -434,7 +434,7 @@ def _whole_numbers(sample: Any) -> Iterator[int]:
 
 
 def _unprovable(error: Exception) -> str:
-    """Return why the loss is not provable if a trial's error has another cause; else ""."""
+    """Return why the loss is not provable if the loss did not cause a trial's error; else ""."""
     if isinstance(error, NotProvableError):
         return str(error)
     return "the samples of a trial do not fit into memory" if out_of_memory(error) else ""

@@ -290,11 +290,11 @@ def test_rest_refuses(sqlite: Store, bus_url: str) -> None:
         "scenario": PLAIN,
     }
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"scenario": None}, "scenario: give what"),
+        ({"scenario": None}, "scenario: describe the simulation"),
         ({"scenario": {**PLAIN, "workers": -1}}, "scenario: workers"),
         ({"nproc": 3}, "nproc: 3, but the scenario has 4"),
         ({"launch": True}, "launch: give false"),
-        ({"backend": "local"}, "scenario: only for"),
+        ({"backend": "local"}, "scenario: only backend"),
     ]
     with serving(sqlite, bus_url) as client:
         for change, field in cases:

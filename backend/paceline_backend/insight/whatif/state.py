@@ -57,8 +57,8 @@ class PlanningState:
 def read(connection: Connection, run: int, steps: int, cells: int) -> PlanningState:
     """Read a run's state and at most `steps` of its newest complete steps.
 
-    If there are many ranks, fewer steps are read, so that steps × ranks is at most `cells`. At
-    least `FEWEST_FORECAST_STEPS` steps are read in any case.
+    If there are many ranks, fewer steps are read, so that steps × ranks is at most `cells`. The
+    limit is never below `FEWEST_FORECAST_STEPS` steps.
     """
     switch = switches.latest(connection, run)
     observed = switch.policy == OBSERVED
@@ -150,7 +150,7 @@ def _planned(
 
 
 def _newest_complete(connection: Connection, run: int, hello: Hello) -> int:
-    """Return the newest complete step of the latest attempt; -1 if there is none."""
+    """Return the newest complete step that no restart discarded; -1 if there is none."""
     spans = attempts.spans(connection, run, hello.attempt)
     row = attempts.newest_complete(connection, run, spans)
     return -1 if row is None else int(row.step)

@@ -23,7 +23,7 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
     limits_j for each worker j. `times` returns the workers' times for their numbers of samples; a
     worker's time must not decrease when its number of samples grows. It is then optimal to give
     each sample to the worker that ends first with it, so the result is exact. Bisection on the
-    makespan gives all but a few samples at once, so the function takes O(W · log²(total)) time. Of
+    makespan gives all but a few samples at once, in about W · log²(total) operations. Of
     equally good choices, the result is the choice in which the worker that ends first ends as late
     as possible; if there are still several, the lowest ranks get the samples.
 
