@@ -1,9 +1,9 @@
 """A rank's shard of the plan, its local steps, and the `Batch` that a script sees.
 
-For each segment, the leader stores a `PlanShard` for each rank in the ranks' store. Most fields that
-differ between steps are lists with an entry for each step. The leader encodes shards for thousands
-of ranks, and lists encode faster than one object for each step. The follower reads the shard and
-makes a `LocalStep` for each step. `Session.batch` returns a `Batch` to the script.
+For each segment, the leader stores a `PlanShard` for each rank in the ranks' store. Most fields
+that differ between steps are lists with an entry for each step. The leader encodes shards for
+thousands of ranks, and lists encode faster than one object for each step. The follower reads the
+shard and makes a `LocalStep` for each step. `Session.batch` returns a `Batch` to the script.
 """
 
 from __future__ import annotations
