@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).parents[2]
+# That of an engine. Tests before may have called `private.files`, after which only root could read
+# what an image has.
+_UMASK = 0o022
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # The image's layer lies on a file system of the namespace's own, which ends with the namespace.
 _BUILD = """
@@ -102,7 +105,11 @@ class Image:
         self._folder.mkdir()
         build = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", _BUILD]
         self._namespace = subprocess.Popen(
-            [*build, str(self._folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*build, str(self._folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            umask=_UMASK,
         )
         assert self._namespace.stdout is not None
         assert self._namespace.stdout.readline() == "ready\n"
@@ -141,7 +148,9 @@ class Image:
         self, command: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
         words = ["nsenter", "--mount", "--target", str(self._namespace.pid), *command]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words, env=environment, capture_output=True, text=True, check=False, umask=_UMASK
+        )
         assert done.returncode == 0, f"{command}: {done.stderr[-3000:]}"
 
     def start(
@@ -174,6 +183,7 @@ class Image:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
+            umask=_UMASK,
         )
 
 

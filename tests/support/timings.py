@@ -99,7 +99,7 @@ def simulated(scenario: Scenario) -> ObservedSteps:
         apart=np.zeros(count, bool),
         switched=[firsts[at] for at in np.flatnonzero(np.diff(versions)) + 1],
         policy=ran[-1].plan.policy,
-        balances=policies.make(ran[-1].plan.policy).criteria.balances,
+        balances=policies.make(ran[-1].plan.policy).criteria.by_cost_and_speed,
     )
 
 

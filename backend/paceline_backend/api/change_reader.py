@@ -160,14 +160,14 @@ class ChangeReader:
 
     async def tell_end(self, run: str, follower: PendingEvent) -> None:
         """Give a follower the final event if its run has already ended."""
-        standing = (await self._states_of([run])).get(run)
-        if standing is None or standing.state in ENDED:
-            _put(follower, standing, None)
+        status = (await self._states_of([run])).get(run)
+        if status is None or status.state in ENDED:
+            _put(follower, status, None)
 
-    async def _states_of(self, names: Collection[str]) -> dict[str, runs.Standing]:
-        def ask() -> dict[str, runs.Standing]:
+    async def _states_of(self, names: Collection[str]) -> dict[str, runs.RunStatus]:
+        def ask() -> dict[str, runs.RunStatus]:
             with self.store.read() as connection:
-                return runs.standing(connection, names)
+                return runs.statuses(connection, names)
 
         return await anyio.to_thread.run_sync(ask, limiter=self._threads)
 
@@ -223,16 +223,16 @@ class ChangeReader:
             await asyncio.sleep(_CHECK_S)
 
 
-def _put(follower: PendingEvent, standing: runs.Standing | None, step: int | None) -> None:
+def _put(follower: PendingEvent, status: runs.RunStatus | None, step: int | None) -> None:
     """Give a follower the event of a change.
 
-    `standing` is the run's current state and revision, None if the run was deleted. `step` is the
+    `status` is the run's current state and revision, None if the run was deleted. `step` is the
     earliest new step, None if there is none.
     """
-    ended = standing is None or standing.state in ENDED
-    if standing is not None:
+    ended = status is None or status.state in ENDED
+    if status is not None:
         kind = "end" if ended else "change"
-        follower.put({"type": kind, "step": step, "revision": standing.revision})
+        follower.put({"type": kind, "step": step, "revision": status.revision})
     if ended:
         follower.end()
 

@@ -74,14 +74,14 @@ class HangWatch:
 
     def _guarded(self, run: Restarted) -> None:
         try:
-            self.look(run)
+            self.restart_if_hung(run)
         except (StoreUnavailableError, redis.RedisError):
             raise
         # A failed check must not end the worker, which also plans runs.
         except Exception:
             log.exception("run %s: the hang check failed", run.id)
 
-    def look(self, run: Restarted) -> None:
+    def restart_if_hung(self, run: Restarted) -> None:
         """Kill the ranks that block a run, if the run has hung for long enough.
 
         A rank that runs the script's own code, such as an evaluation, is left alone, because the

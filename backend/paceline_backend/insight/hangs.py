@@ -119,7 +119,7 @@ class Hang:
 
 def look(connection: Connection, run: int, least_s: float = SHORTEST_HANG_S) -> Hang:
     """Return the state of a run, which hangs only after `least_s` seconds without progress."""
-    return explain(phases.standing(connection, run, PHASE_FRESH_S), least_s)
+    return explain(phases.current(connection, run, PHASE_FRESH_S), least_s)
 
 
 def hung_s(connection: Connection, runs: Collection[int]) -> dict[int, float]:
@@ -130,7 +130,7 @@ def hung_s(connection: Connection, runs: Collection[int]) -> dict[int, float]:
     return {run: hang.since_s for run, hang in looks.items() if hang.hung}
 
 
-def explain(standing: RunPhases, least_s: float = SHORTEST_HANG_S) -> Hang:
+def explain(seen: RunPhases, least_s: float = SHORTEST_HANG_S) -> Hang:
     """Return whether a run hangs, and which ranks wait for which other ranks.
 
     From the start of its first loop, a rank reports each phase that takes long. If ranks wait and
@@ -146,17 +146,17 @@ def explain(standing: RunPhases, least_s: float = SHORTEST_HANG_S) -> Hang:
     """
     known = [
         RankPhase(phase.rank, phase.step, phase.phase, phase.since_s)
-        for _, phase in sorted(standing.phases.items())
+        for _, phase in sorted(seen.phases.items())
     ]
-    expected_s = statistics.median(standing.steps_s) if standing.steps_s else None
+    expected_s = statistics.median(seen.steps_s) if seen.steps_s else None
     since_s = min((phase.since_s for phase in known), default=0.0)
     bound_s = max(least_s, HANG_STEPS * (expected_s or 0.0))
-    if standing.state in ENDED or since_s < bound_s:
-        return Hang(False, 0.0, expected_s, standing.step, known, [], [], [], "")
-    unheard = set(range(standing.world)) - standing.phases.keys()
+    if seen.state in ENDED or since_s < bound_s:
+        return Hang(False, 0.0, expected_s, seen.step, known, [], [], [], "")
+    unheard = set(range(seen.world)) - seen.phases.keys()
     if unheard and since_s < HEARD_S:
-        return Hang(False, 0.0, expected_s, standing.step, known, [], [], [], "")
-    silent = sorted(unheard & set(standing.begun))
+        return Hang(False, 0.0, expected_s, seen.step, known, [], [], [], "")
+    silent = sorted(unheard & set(seen.begun))
     known += [RankPhase(rank, -1, Phase.SCRIPT, since_s) for rank in sorted(unheard - set(silent))]
     known.sort(key=lambda phase: phase.rank)
     does = {phase.phase for phase in known}
@@ -167,8 +167,8 @@ def explain(standing: RunPhases, least_s: float = SHORTEST_HANG_S) -> Hang:
     holding = sorted({p.rank for p in known} - set(waiting) | set(silent)) if waiting else []
     in_body = does == {Phase.COMPUTE} and expected_s is not None
     hung = bool(waiting) or (in_body and since_s >= BODY_TIMES * bound_s)
-    hang = Hang(hung, since_s, expected_s, standing.step, known, waiting, holding, silent, "")
-    words = _words(standing, hang)
+    hang = Hang(hung, since_s, expected_s, seen.step, known, waiting, holding, silent, "")
+    words = _words(seen, hang)
     if hung and not waiting:
         words += (
             " No rank waits as far as Paceline knows. Ranks may wait for each other in the "
@@ -178,11 +178,11 @@ def explain(standing: RunPhases, least_s: float = SHORTEST_HANG_S) -> Hang:
     return replace(hang, words=words)
 
 
-def _words(standing: RunPhases, hang: Hang) -> str:
+def _words(seen: RunPhases, hang: Hang) -> str:
     known, waiting, silent = hang.phases, hang.waiting, hang.silent
     usual = "" if hang.expected_s is None else f"; a step takes {_seconds(hang.expected_s)}"
     sentences = [f"No step has ended for {_seconds(hang.since_s)}{usual}."]
-    named = _names(standing)
+    named = _names(seen)
     if not waiting:
         sentences += [
             f"{named(ranks)} {_be(ranks)} {_DOES[what]}." for what, ranks in _by_phase(known)
@@ -216,12 +216,12 @@ def _by_phase(known: Sequence[RankPhase]) -> list[tuple[Phase, list[int]]]:
     ]
 
 
-def _names(standing: RunPhases) -> Callable[[Sequence[int]], str]:
-    several = len(set(standing.placement)) > 1
+def _names(seen: RunPhases) -> Callable[[Sequence[int]], str]:
+    several = len(set(seen.placement)) > 1
 
     def named(ranks: Sequence[int]) -> str:
         words = [
-            f"{rank} ({standing.placement[rank]})" if several else str(rank)
+            f"{rank} ({seen.placement[rank]})" if several else str(rank)
             for rank in ranks[:_MOST_NAMED]
         ]
         if len(ranks) > _MOST_NAMED:

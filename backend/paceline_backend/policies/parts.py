@@ -184,7 +184,7 @@ class Criteria:
     steps: int = 0
 
     @property
-    def balances(self) -> bool:
+    def by_cost_and_speed(self) -> bool:
         """True if costs of samples and measured speeds decide which rank gets which samples.
 
         False if the policy chooses the numbers of samples first (`counts`).

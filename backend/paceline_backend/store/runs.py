@@ -103,7 +103,7 @@ class Unfinished:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStatus:
     """State and revision of a run, from which its server-sent events are made."""
 
     state: str
@@ -359,11 +359,11 @@ def hello(connection: sa.Connection, key: int) -> Hello | None:
     return hellos.of_run(connection, key)
 
 
-def standing(connection: sa.Connection, ids: Collection[str]) -> dict[str, Standing]:
+def statuses(connection: sa.Connection, ids: Collection[str]) -> dict[str, RunStatus]:
     """Return state and revision of the runs, by public id; unknown runs are left out."""
     c = runs.c
     query = sa.select(c.id, c.state, c.revision).where(c.id.in_(ids), _KEPT)
-    return {row.id: Standing(row.state, row.revision) for row in connection.execute(query)}
+    return {row.id: RunStatus(row.state, row.revision) for row in connection.execute(query)}
 
 
 def latest_attempt(connection: sa.Connection, key: int) -> int | None:

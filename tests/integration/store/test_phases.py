@@ -28,7 +28,7 @@ def long_phase(rank: int, step: int, phase: Phase, at: float, **changes: Any) ->
 
 def fresh(store: Store, run: int) -> dict[int, tuple[int, str]]:
     with store.read() as connection:
-        standing = phases.standing(connection, run, hangs.PHASE_FRESH_S)
+        standing = phases.current(connection, run, hangs.PHASE_FRESH_S)
     return {rank: (each.step, each.phase) for rank, each in standing.phases.items()}
 
 

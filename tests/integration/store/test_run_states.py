@@ -50,7 +50,7 @@ def made(store: Store, **fields: Any) -> str:
 
 def state_of(store: Store, run: str) -> State:
     with store.read() as connection:
-        return State(runs.standing(connection, [run])[run].state)
+        return State(runs.statuses(connection, [run])[run].state)
 
 
 def first_attempt(connection: Connection, run: str) -> int:

@@ -11,9 +11,9 @@ from paceline_backend.insight.verdict import (
     ObservedSteps,
     Verdict,
     VerdictLevel,
+    diagnose,
     facts_of,
     judge,
-    standing_of,
     words,
 )
 from support.timings import observed, slow
@@ -102,8 +102,8 @@ def test_a_plan_that_learns_once_hides_the_rank_from_then_on() -> None:
     verdict = judge(seen)
     [node] = [cause for cause in verdict.causes if cause.kind == "node"]
     assert node.hidden_since == pytest.approx(100, abs=2)
-    assert standing_of(verdict).level in (VerdictLevel.HEALTHY, VerdictLevel.WATCH)
-    assert standing_of(verdict).waste < 0.1
+    assert diagnose(verdict).level in (VerdictLevel.HEALTHY, VerdictLevel.WATCH)
+    assert diagnose(verdict).waste < 0.1
 
 
 def test_a_passing_slowness_that_the_plan_follows() -> None:
@@ -142,7 +142,7 @@ def test_waiting_is_never_denied(noise: float, spread: float, factor: float) -> 
         rng = np.random.default_rng(3)
         compute_s = seen.compute_s * np.exp(noise * rng.standard_normal(seen.compute_s.shape))
         verdict = judge(dataclasses.replace(seen, compute_s=compute_s))
-        waits = max(verdict.waste, standing_of(verdict).waste) > 0.05
+        waits = max(verdict.waste, diagnose(verdict).waste) > 0.05
         assert not (waits and says_that_nobody_waits(verdict)), facts_of(verdict)
 
 

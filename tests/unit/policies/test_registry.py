@@ -28,10 +28,10 @@ from paceline_backend.simulator.scenario import ScenarioError
 
 
 def test_presets_that_balance_by_size_and_speed() -> None:
-    balance = {name for name in policies.names() if policies.make(name).criteria.balances}
+    balance = {name for name in policies.names() if policies.make(name).criteria.by_cost_and_speed}
     assert balance == {"chronica", "paceline", "paceline-relaxed"}
-    assert policies.make("ad-psgd", {"batches": "paceline"}).criteria.balances
-    assert not policies.make("paceline-relaxed", {"batches": "boa"}).criteria.balances
+    assert policies.make("ad-psgd", {"batches": "paceline"}).criteria.by_cost_and_speed
+    assert not policies.make("paceline-relaxed", {"batches": "boa"}).criteria.by_cost_and_speed
 
 
 def test_presets_come_from_entry_points() -> None:

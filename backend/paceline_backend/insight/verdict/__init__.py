@@ -19,9 +19,9 @@ in one line. `thresholds` defines the thresholds of all these modules.
 from paceline_backend.insight.verdict.diagnosis import (
     Diagnosis,
     VerdictLevel,
+    diagnose,
     facts_of,
     past,
-    standing_of,
 )
 from paceline_backend.insight.verdict.findings import TimeLoss
 from paceline_backend.insight.verdict.judge import SlowNode, Verdict, judge, slow_node, throttled
@@ -46,6 +46,7 @@ __all__ = [
     "VerdictLevel",
     "cause_of",
     "cause_words",
+    "diagnose",
     "facts_of",
     "judge",
     "named",
@@ -53,7 +54,6 @@ __all__ = [
     "rank_words",
     "read_observed",
     "slow_node",
-    "standing_of",
     "throttled",
     "to_do",
     "words",

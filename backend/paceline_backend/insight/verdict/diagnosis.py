@@ -73,7 +73,7 @@ class Diagnosis:
     limit_s: float | None = None
 
 
-def standing_of(verdict: Verdict) -> Diagnosis:
+def diagnose(verdict: Verdict) -> Diagnosis:
     """Return the diagnosis of the newest steps of a verdict's range."""
     seen = verdict.seen
     if verdict.steps < THRESHOLDS.fewest_steps:
@@ -157,7 +157,7 @@ def _limit_s(verdict: Verdict, times: Times, shown: slice) -> float | None:
 def facts_of(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict as plain values, with step numbers instead of indices."""
     step = verdict.seen.step
-    now = standing_of(verdict)
+    now = diagnose(verdict)
     return {
         "from": int(step[0]) if len(step) else None,
         "to": int(step[-1]) if len(step) else None,

@@ -68,7 +68,7 @@ class ObservedSteps:
     # unknown.
     policy: str = ""
     # True if the policy divides each global batch by the sizes of samples and the speeds of ranks;
-    # see `Criteria.balances`.
+    # see `Criteria.by_cost_and_speed`.
     balances: bool = False
     # True if ranks get equal local batches regardless of the plan, because the script's loss does
     # not allow uneven batches.
@@ -250,7 +250,7 @@ def read_observed(
 
 def _balances(policy: switches.Switch) -> bool:
     try:
-        return policies.make(policy.policy, policy.parameters).criteria.balances
+        return policies.make(policy.policy, policy.parameters).criteria.by_cost_and_speed
     # The policy is `OBSERVED`, the preset or one of its parameters is not installed here, or a
     # third-party preset raises an error of its own.
     except Exception:

@@ -180,7 +180,7 @@ class VerdictThresholds:
     node_steps: int = 20  # steps
 
     # --- The diagnosis (`diagnosis`). docs/verdicts.md states these values;
-    # tests/unit/insight/test_standing.py checks them. If at least `watch_share` of the time is
+    # tests/unit/insight/test_diagnosis.py checks them. If at least `watch_share` of the time is
     # lost, a run's level is "warning"; from `held_up_share` on, it is "slowed down" if a cause is
     # active.
     watch_share: float = 0.06

@@ -61,7 +61,7 @@ def listed(connection: sa.Connection) -> list[dict[str, Any]]:
     serves only one run is listed only while it is alive or cordoned: after the run, an operator
     must still be able to lift the cordon.
     """
-    rows, named = _rows(connection), cordons.standing(connection).by_node
+    rows, named = _rows(connection), cordons.active(connection).by_node
     shown = [each for each in rows if each["alive"] or not each["only_run"] or each["id"] in named]
     return sorted(shown, key=lambda node: not node["alive"])
 
@@ -93,7 +93,7 @@ def _rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> lis
     query = sa.select(*shown, sa.not_(admitted()).label("revoked")).where(*some)
     query = query.order_by(nodes.c.id)
     rows = [dict(row) for row in connection.execute(query).mappings()]
-    standing, held = cordons.standing(connection), spares.held(connection)
+    cordoned, held = cordons.active(connection), spares.held(connection)
     of_node = launched(connection)
     for node in rows:
         node |= node.pop("report")
@@ -102,7 +102,7 @@ def _rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> lis
         node["checked_at"], node["check"] = check.pop("at", None), check or None
         # Runs that the agent reported with its last heartbeat, and runs launched there since then.
         node["runs"] = sorted({*node["runs"], *of_node.get(node["id"], ())})
-        cordon = standing.of(node["id"], node.pop("backend"), node["host"])
+        cordon = cordoned.of(node["id"], node.pop("backend"), node["host"])
         node["cordoned"] = cordon and cordon.shown
         node["in_engine"] = cordon and cordon.in_engine
         node["spare_of"] = held.get(node["id"])

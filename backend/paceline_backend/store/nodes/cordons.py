@@ -77,7 +77,7 @@ class ActiveCordons:
         return of_host or self.by_node.get(node)
 
 
-def standing(connection: sa.Connection) -> ActiveCordons:
+def active(connection: sa.Connection) -> ActiveCordons:
     """Return the active cordons, one per node and machine: if possible, one that is not lifted."""
     c = cordons.c
     names = list(Cordon.__dataclass_fields__)
@@ -112,7 +112,7 @@ def cordon(connection: sa.Connection, node: str, by: str, reason: str) -> None:
 def _refuse_second(
     connection: sa.Connection, node: str, backend: str | None, host: str | None
 ) -> None:
-    known = standing(connection).of(node, backend, host)
+    known = active(connection).of(node, backend, host)
     if known is not None and known.shown is not None:
         raise CordonedError(f"{words(node, known.shown)}: lift that cordon first")
 

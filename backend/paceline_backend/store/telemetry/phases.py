@@ -74,7 +74,7 @@ def long_since(
     return set(connection.scalars(sa.select(c.run).distinct().where(c.run.in_(runs), *heard)))
 
 
-def standing(connection: sa.Connection, run: int, fresh_s: float) -> RunPhases:
+def current(connection: sa.Connection, run: int, fresh_s: float) -> RunPhases:
     """Return the progress of a run and its ranks' long phases.
 
     Reports older than `fresh_s` do not count, because the phase may have ended since then.

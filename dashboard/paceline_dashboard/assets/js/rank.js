@@ -20,7 +20,7 @@ const STEPS_S = 1;
 const FACTS_S = 5;
 const MANY_S = 15; // with more than a thousand workers, whose tables have megabytes
 const LOOK_S = 10; // between two looks whether more has come of a run that has ended
-const HANG_S = 10;
+const HANG_POLL_S = 10;
 const SHOWN = 3; // steps of the timeline
 const WINDOW = 50; // steps of the rolling median
 const MOST_LINKED = 16; // ranks that have a link each
@@ -103,7 +103,7 @@ class RankPage {
       poll(() => (this.#ended ? this.#news("facts", () => this.#facts()) : this.#bearing(() => this.#facts())), slow ? MANY_S : FACTS_S),
       poll(() => this.#bearing(() => this.#look()), LOOK_S),
       poll(() => this.#news("past", () => this.#past()), slow ? MANY_S : FACTS_S),
-      poll(() => this.#bearing(() => this.#hang()), HANG_S),
+      poll(() => this.#bearing(() => this.#hang()), HANG_POLL_S),
     );
     const resized = new ResizeObserver(() => this.#drawTimeline());
     resized.observe(byId("gantt"));
@@ -325,7 +325,7 @@ class RankPage {
 
   async #hang() {
     if (ENDED.includes(this.run.state)) return show("stacks-card", false);
-    if (this.arrived && performance.now() - this.arrived < 1000 * HANG_S) {
+    if (this.arrived && performance.now() - this.arrived < 1000 * HANG_POLL_S) {
       this.asked = false;
       return show("stacks-card", false);
     }

@@ -10,16 +10,16 @@ import pytest
 from paceline_backend.insight.verdict import (
     ObservedSteps,
     VerdictLevel,
+    diagnose,
     facts_of,
     judge,
     past,
-    standing_of,
 )
 from support.timings import FIRST, in_steps, observed, slow
 
 
 def test_a_slow_rank_holds_the_run_up() -> None:
-    now = standing_of(judge(observed(speed=slow(3, 2.0))))
+    now = diagnose(judge(observed(speed=slow(3, 2.0))))
     assert (now.level, now.what) == (VerdictLevel.HELD_UP, "rank 3 computes 2 × slower")
     assert now.was == "rank 3 computed 2 × slower"
     assert now.waste == pytest.approx(0.42, abs=0.03)
@@ -32,14 +32,14 @@ def test_the_waste_is_of_all_of_the_time() -> None:
     seen = observed(speed=slow(3, 2.0), noise=0.0, reduce_s=0.16, data_s=0.0, between_s=0.0)
     verdict = judge(seen)
     waited_s, spent_s = 5 * 0.08, 6 * (0.16 + 0.16)
-    assert standing_of(verdict).waste == pytest.approx(waited_s / spent_s)
+    assert diagnose(verdict).waste == pytest.approx(waited_s / spent_s)
     assert verdict.waste == pytest.approx(waited_s / spent_s)
 
 
 def test_what_began_lately_counts_in_full() -> None:
     """Over all steps a slowness of the last 20 costs a fifth of what it costs now."""
     verdict = judge(observed(speed=in_steps(80, 99, 2, 2.0)))
-    now = standing_of(verdict)
+    now = diagnose(verdict)
     assert now.level == VerdictLevel.HELD_UP
     assert now.what == f"rank 2 computes 2 × slower since step {FIRST + 80}"
     assert now.lost > 3 * verdict.cost_s / verdict.wall_s
@@ -58,7 +58,7 @@ def test_what_the_policy_in_force_makes_up_for_holds_nobody_up() -> None:
     """Also if it came into force in the middle of the range."""
     seen = dealt(60, slow(3, 2.0))
     verdict = judge(seen)
-    now = standing_of(verdict)
+    now = diagnose(verdict)
     assert (now.level, now.what) == (VerdictLevel.HEALTHY, "rank 3 computes 2 × slower")
     assert max(now.lost, now.waste) < 0.05
     assert now.step_s == pytest.approx(0.0935, rel=0.02)  # of the newest steps alone
@@ -69,7 +69,7 @@ def test_what_the_policy_in_force_makes_up_for_holds_nobody_up() -> None:
     assert f"Since step {FIRST + 60} the plan gives less to do there" in facts["words"]
     assert facts["to_do"] == "look at its machine"
     # Of nine steps nothing is said yet.
-    assert standing_of(judge(dealt(91, slow(3, 2.0)))).level == VerdictLevel.HELD_UP
+    assert diagnose(judge(dealt(91, slow(3, 2.0)))).level == VerdictLevel.HELD_UP
 
 
 def test_a_policy_that_makes_up_for_nothing_any_more() -> None:
@@ -83,8 +83,8 @@ def test_a_policy_that_makes_up_for_nothing_any_more() -> None:
     verdict = judge(dataclasses.replace(seen, **both, switched=[FIRST + 60]))
     assert not verdict.causes[0].hidden
     assert verdict.causes[0].cost_s == pytest.approx(60 * 0.007 + 40 * 0.08, rel=0.05)
-    assert standing_of(verdict).level == VerdictLevel.HELD_UP
-    assert standing_of(verdict).lost == pytest.approx(0.08 / 0.164, abs=0.03)
+    assert diagnose(verdict).level == VerdictLevel.HELD_UP
+    assert diagnose(verdict).lost == pytest.approx(0.08 / 0.164, abs=0.03)
 
 
 def test_in_a_policys_first_steps_it_is_not_said_to_make_up_for_anything() -> None:
@@ -107,7 +107,7 @@ def test_batches_are_uneven_under_one_policy_only() -> None:
         (facts,) = facts_of(judge(seen))["causes"]
         assert (facts["kind"], facts["since"], facts["until"]) == ("data", since, until)
         assert f"Batches of the same step cost differently {words}. That costs" in facts["words"]
-        level = standing_of(judge(seen)).level
+        level = diagnose(judge(seen)).level
         assert (level == VerdictLevel.HEALTHY) == (until is not None)
 
 
@@ -132,7 +132,7 @@ def test_a_rank_becomes_slow_late_under_a_plan_that_makes_up_for_it(
     late_s = 4 * 0.08 * (factor - 1)
     hidden_s = 116 * 2e-3 * (240 / (5 + 1 / factor) - 40)
     assert cause.cost_s == pytest.approx(late_s + hidden_s, rel=0.15)
-    assert standing_of(verdict).level == VerdictLevel.HEALTHY
+    assert diagnose(verdict).level == VerdictLevel.HEALTHY
 
 
 def test_a_second_switch_takes_nothing_back() -> None:
@@ -141,7 +141,7 @@ def test_a_second_switch_takes_nothing_back() -> None:
     for second in (65, 84):
         seen = dataclasses.replace(dealt(60, slow(3, 2.0)), switched=[FIRST + 60, FIRST + second])
         verdict = judge(seen)
-        assert standing_of(verdict).level == VerdictLevel.HEALTHY
+        assert diagnose(verdict).level == VerdictLevel.HEALTHY
         assert verdict.cost_s == pytest.approx(once.cost_s, rel=0.02)
         words = facts_of(verdict)["causes"][0]["words"]
         assert f"Since step {FIRST + 60} the plan" in words
@@ -187,7 +187,7 @@ def test_what_is_said_is_of_a_rank_that_is_waited_for() -> None:
     speed[80:, 1] = 1.6
     seen = dealt(60, slow(3, 3.0))
     both = observed(load=seen.load, speed=speed, samples=seen.samples)
-    now = standing_of(judge(dataclasses.replace(both, switched=[FIRST + 60])))
+    now = diagnose(judge(dataclasses.replace(both, switched=[FIRST + 60])))
     assert now.level == VerdictLevel.HELD_UP
     assert now.what == f"rank 1 computes 1.59 × slower since step {FIRST + 80}"
 
@@ -196,32 +196,32 @@ def test_what_came_back_under_another_policy_only_is_over() -> None:
     speed = np.ones((100, 6))
     speed[5:60:10, 2] = 6.0
     seen = observed(speed=speed)
-    assert standing_of(judge(seen)).level == VerdictLevel.HELD_UP
-    now = standing_of(judge(dataclasses.replace(seen, switched=[FIRST + 60])))
+    assert diagnose(judge(seen)).level == VerdictLevel.HELD_UP
+    now = diagnose(judge(dataclasses.replace(seen, switched=[FIRST + 60])))
     assert now.level == VerdictLevel.HEALTHY
 
 
 def test_what_has_passed_is_healthy() -> None:
-    now = standing_of(judge(observed(speed=in_steps(10, 29, 2, 3.0))))
+    now = diagnose(judge(observed(speed=in_steps(10, 29, 2, 3.0))))
     assert now.level == VerdictLevel.HEALTHY
     assert now.what.startswith("rank 2 was 3 × slower in steps")
 
 
 def test_waiting_in_turn_is_to_watch() -> None:
-    now = standing_of(judge(observed(16, noise=0.08)))
+    now = diagnose(judge(observed(16, noise=0.08)))
     assert now.level == VerdictLevel.WATCH
     assert "in turn" in now.what
 
 
 def test_the_node_is_named_where_there_are_several() -> None:
     seen = dataclasses.replace(observed(speed=slow(3, 2.0)), nodes=["a", "a", "a", "b", "b", "b"])
-    assert standing_of(judge(seen)).what == "rank 3 on b computes 2 × slower"
+    assert diagnose(judge(seen)).what == "rank 3 on b computes 2 × slower"
 
 
 def test_too_few_steps() -> None:
     seen = observed()
     verdict = judge(seen.of(np.arange(len(seen.step)) < 3))
-    assert standing_of(verdict).level == VerdictLevel.UNKNOWN
+    assert diagnose(verdict).level == VerdictLevel.UNKNOWN
 
 
 def test_the_past_keeps_names_of_nodes() -> None:
