@@ -296,7 +296,9 @@ def _unsure(fit: Floats, row: Floats, variance: float, share: float) -> float:
     if aa <= 0:
         return 0.0
     ridge = _ridge(fit, variance, share)
-    cc, cb, bb = fit[3] + ridge - ac * ac / aa, fit[4] - ac * ab / aa, fit[5] + ridge - ab * ab / aa
+    cc, cb, bb = fit[3] + ridge, fit[4] - ac * ab / aa, fit[5] + ridge
+    # Where rows do not determine c or b, the differences may round to 0.
+    cc, bb = max(cc - ac * ac / aa, _ROUND * cc), max(bb - ab * ab / aa, _ROUND * bb)
     det = max(cc * bb - cb * cb, _ROUND * cc * bb)
     y, z = y - ac * x / aa, z - ab * x / aa
     unsure: float = x * x / aa + (y * y * bb - 2 * y * z * cb + z * z * cc) / det

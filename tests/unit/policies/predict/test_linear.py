@@ -558,7 +558,13 @@ def test_models_are_finite_and_positive_whatever_comes(rows: Feedback, cost: str
 
 
 @pytest.mark.parametrize(
-    "load", [[3.3954697e07, 1.0], [1.0, 3.3954697e07, 1.0, 1.0], [1e-170, 1e-170, 1.0]]
+    "load",
+    [
+        [3.3954697e07, 1.0],
+        [1.0, 3.3954697e07, 1.0, 1.0],
+        [1e-170, 1e-170, 1.0],
+        [1.79505112e08, *[1.0] * 8],
+    ],
 )
 def test_what_floats_cannot_tell_apart_is_finite(load: list[float]) -> None:
     models = LinearPredictor().fit(feedback(load, [1.0] * len(load)), world=1)
