@@ -89,7 +89,7 @@ def test_nodes_end_by_themselves_and_leave_before_they_are_killed(
     [killed] = [each for each in psutil.process_iter() if "x.0.0.1" in command(each)]
     killed.kill()
     logs = f"/api/jobs/{order.label}/logs"
-    said = "Node 1: exit code 137"
+    said = "Node 1 ended: exit code 137"
     until(lambda: said in harness.ray.ask("GET", logs)["logs"], "its end", WAIT_S, 0.2)
     assert job().state == "running"
     assert [each for each in psutil.process_iter() if "x.0.0.0" in command(each)]
