@@ -37,8 +37,8 @@ from paceline.wire import (
 
 logger = logging.getLogger(__name__)
 
-# Interval at which records are sent. Each flush of a rank also wakes the bus and ingest, which share
-# the ranks' cores on a small machine: with 0.05 s, steps take 25 µs longer there.
+# Interval at which records are sent. Each flush of a rank also wakes the bus and ingest, which
+# share the ranks' cores on a small machine: with 0.05 s, steps take 25 µs longer there.
 FLUSH_S = 0.1
 # Maximum number of queued records. They take a few MB, and cover minutes of steps while a dead
 # connection blocks the thread.
