@@ -39,7 +39,7 @@ _OURS = "paceline: "  # begins the reason of a cordon of ours; those of others a
 
 
 class ProcessesOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a run may ask of the daemon."""
+    """Options of a run that the daemon understands."""
 
     env: dict[str, str] = msgspec.field(default_factory=dict)  # for the nodes
 
@@ -118,7 +118,7 @@ def jobs(folder: Path) -> list[Job]:
 
 
 def state(folder: Path, ref: str) -> Mapping[str, Any]:
-    """What the daemon says of a job."""
+    """Return the state of a job, as the daemon wrote it."""
     with suppress(FileNotFoundError):
         return dict(json.loads((folder / f"{ref}.state").read_text()))
     return {"state": "queued", "reason": "the daemon has not seen it yet", "processes": {}}

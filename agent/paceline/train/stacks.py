@@ -79,5 +79,5 @@ def libraries() -> list[str]:
 
 
 def is_users(file: str) -> bool:
-    """Return True if a file is the user's: neither a library's nor a placeholder like <string>."""
+    """Return True if a file is the user's: not a library's, and no placeholder like <string>."""
     return not file.startswith((*libraries(), "<"))

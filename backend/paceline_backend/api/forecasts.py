@@ -144,7 +144,7 @@ class AutoDecision(Decision):
 
 
 class Auto(BaseModel):
-    """What `auto` may do with a run, and its last decision."""
+    """Permissions of `auto` for a run, and its last decision."""
 
     mode: Literal["off", "recommend", "switch"] = Field(examples=["switch"])
     relaxed: bool = Field(
