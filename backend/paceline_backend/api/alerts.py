@@ -351,11 +351,6 @@ def _rules(connection: Connection) -> dict[str, Rule]:
 
 
 def _locked(connection: Connection, rule: str, if_match: str | None) -> Rule:
-    """Lock a rule until the transaction ends, and return it.
-
-    Raises:
-        ProblemError: `if_match` names an earlier revision of the rule.
-    """
     changed_rules.lock(connection, rule)
     known = _rules(connection)[rule]
     _check_seen(known, if_match)

@@ -55,11 +55,8 @@ def holders(
 ) -> list[LogHolder]:
     """Return the nodes that may have a log of a run, sorted by name.
 
-    Args:
-        store: the database.
-        run: public ID of the run.
-        rank: rank that wrote the log; None: any rank or launcher.
-        attempt: attempt in which the log was written; None: the newest attempt.
+    `rank` is the rank that wrote the log, or None for any rank or launcher. `attempt` is the
+    attempt in which the log was written, or None for the newest attempt.
 
     Raises:
         UnknownRunError: no such run.

@@ -87,7 +87,6 @@ class ChangeReader:
         self.store = store
         self._url = bus
         self._client: redis.asyncio.Redis | None = None
-        # Run → its followers.
         self._followers: dict[str, set[PendingEvent]] = {}
         # Position on the bus of the last entry whose events the followers have got.
         self._position: bytes | None = None
@@ -203,8 +202,7 @@ class ChangeReader:
         """Check regularly whether the database answers.
 
         During an outage of the database nothing is committed, so no entry on the bus would reveal
-        the outage. Only one query is pending at a time: the next one is sent after the previous one
-        has returned.
+        the outage.
         """
         asked: asyncio.Future[None] | None = None
         while self._followers or asked is not None:
@@ -238,7 +236,6 @@ def _put(follower: PendingEvent, status: runs.RunStatus | None, step: int | None
 
 
 def _merged(entries: Iterable[Mapping[bytes, bytes]]) -> dict[str, int | None]:
-    """Merge entries of the stream; return the changed runs, each with its earliest new step."""
     changed: dict[str, int | None] = {}
     for fields in entries:
         for name, value in fields.items():

@@ -187,7 +187,6 @@ class _Sink(io.RawIOBase):
         return self._size
 
     def drained(self) -> bytes:
-        """Return and forget the bytes written since the previous call."""
         piece = b"".join(self._pieces)
         self._pieces.clear()
         return piece

@@ -1,8 +1,7 @@
 """REST: tags and notes of runs, and sums over many runs.
 
 The module `runs` lists runs. It also has the `Filter` that selects runs for its list and for the
-sums here. `details` has what is stored about one run, `export` returns its tables as files, and
-`compare` compares runs.
+sums here.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from paceline_backend.store.audit import RequestedChange
 from paceline_backend.store.history import labels as stored
 
 router = APIRouter()
-# Router of `GET /history`.
 sums_router = APIRouter()
 
 Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}$")]

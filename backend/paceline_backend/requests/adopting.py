@@ -47,7 +47,7 @@ class Adoption:
 def adopt(
     store: Store, bus_url: str, key: str, new: NewRun, by: Requester, *, whose: str
 ) -> Adoption:
-    """Return the run of a key, and record it if it is new. Each node of the run calls this once.
+    """Return the run of a key, and record it if it is new.
 
     The key is equal on all nodes of the run, and different for other runs. `new` is the run as this
     node describes it. `whose` identifies the caller's token, because the same key with another
@@ -100,7 +100,6 @@ def _find_or_create(store: Store, run: str, key: str, new: NewRun, by: Requester
 
 
 def _refuse_other(connection: Connection, run: str, key: str, new: NewRun) -> None:
-    """Raise `ConflictError` if the run has ended, was moved, or has other settings than `new`."""
     known, state = new_runs.stored(connection, run)
     if known.backend != backends.AdoptedBackend.name:
         raise ConflictError(f"key {key}: its run {run} was moved to another backend: {_ANOTHER}")

@@ -110,13 +110,11 @@ class Asker:
             await asyncio.shield(self._forget(place, orders, order))
 
     async def _answer(self, place: str, last: bytes, key: bytes, limit: asyncio.Timeout) -> Reply:
-        """Poll for the node's answer, and raise `TimeoutError` if there is none in time.
+        """Poll for the node's answer: a blocking read would need a connection for each question.
 
-        A blocking read would need a connection for each question.
-
-        `limit` cancels this task only once, and this cancellation can get lost: redis-py writes
-        with `asyncio.wait_for`, which in Python 3.11 can lose one that arrives when the write ends.
-        So the loop also checks before each read whether `limit` has expired.
+        `limit` cancels this task only once, and redis-py can lose the cancellation: it writes with
+        `asyncio.wait_for`, which in Python 3.11 can lose a cancellation that arrives when the write
+        ends. So the loop also checks `limit`.
         """
         pause_s = _FIRST_POLL_S
         while not limit.expired():
@@ -131,7 +129,6 @@ class Asker:
         raise TimeoutError
 
     def _genuine(self, fields: Fields, place: str, key: bytes) -> Reply | None:
-        """Return the reply in an entry, or None if the node did not write the entry."""
         try:
             _, message = decode_signed(fields, place, key)
             if not isinstance(message, Answer):

@@ -47,8 +47,7 @@ def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = N
     The node must already read its commands, and must not have processes of the run. Repeated calls
     are safe, because an agent ignores a second launch.
 
-    The node must have a session. `host` is the engine's name of the node's machine, or None if the
-    engine does not report one.
+    `host` is the engine's name of the node's machine, or None if the engine does not report one.
 
     Raises:
         ConflictError: nodes of this run cannot enlist, or the node's session was not made with the
@@ -85,7 +84,6 @@ def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = N
 def _admit_one(
     connection: Connection, run: str, new: NewRun, node: str, state: State
 ) -> tuple[Enlisted, bool]:
-    """Admit a node to a single-node run: the first node that enlists trains the run."""
     if not jobs.take(connection, run, node):
         return Enlisted(state, False, f"the run trains on {new.node}"), False
     return Enlisted(state, True, ""), state in WAITING
@@ -123,7 +121,6 @@ def _all_come(connection: Connection, run: str, new: NewRun, node: str) -> bool:
 
     Nodes can arrive before the engine's report, because the engine is queried every few seconds.
     """
-    # Leave out nodes of earlier launches.
     earlier = run_nodes.names(connection, run)
     there = nodes.bound(connection, run).difference(earlier) | {node}
     return len(there) >= new.nodes_min or jobs.begun(connection, run)

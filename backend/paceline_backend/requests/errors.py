@@ -54,10 +54,9 @@ def check_start(policy: str, parameters: Mapping[str, Any], world: int) -> None:
 
 
 def check_driver(new: NewRun) -> None:
-    """Refuse some options of a new run if its script is a driver, that is, starts the ranks itself.
+    """Raise `InvalidRequestError` for options that a driver does not support.
 
-    Raises:
-        InvalidRequestError: the script is a driver, and an option needs control over the ranks.
+    A driver is a script that starts the ranks itself.
     """
     if driver.VARIABLE not in new.env:
         return
@@ -84,7 +83,7 @@ def refuse_observed(run: str, policy: str) -> None:
 def check_stream(policy: str, parameters: Mapping[str, Any]) -> None:
     """Raise `InvalidRequestError` if a policy cannot plan a run whose data is a stream.
 
-    The policy must accept the parameters (`check_policy`).
+    Call `check_policy` first.
     """
     if reason := streams.problem_of(policies.make(policy, parameters)):
         raise InvalidRequestError("policy", reason, reason)

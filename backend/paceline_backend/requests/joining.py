@@ -175,7 +175,6 @@ def _ask_engine(
     wanted: int | Sequence[str],
     change: RequestedChange,
 ) -> None:
-    """Request more nodes from a run's engine. Each node joins when it arrives."""
     if not isinstance(wanted, int):
         raise ConflictError(f"nodes: give a number: {new.backend} chooses the nodes")
     present = sum(not row.ended for row in group.nodes)
@@ -225,11 +224,7 @@ def least_busy(
 ) -> list[str]:
     """Return the `count` least busy nodes that can join a run and are not much slower than `peers`.
 
-    Args:
-        new: the run.
-        count: number of nodes.
-        listed: candidates.
-        peers: current nodes of the run, with which the speed of candidates is compared.
+    `listed` has the candidates, and `peers` the current nodes of the run.
 
     Raises:
         ConflictError: there are fewer than `count` such nodes.

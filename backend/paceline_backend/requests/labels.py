@@ -49,7 +49,7 @@ def annotate(store: Store, change: RequestedChange, note: str) -> None:
 
 
 def set_target(store: Store, change: RequestedChange, target: Mapping[str, Any] | None) -> None:
-    """Replace the target of a run, which may have ended.
+    """Replace the target of a run.
 
     `target` has the keys `metric`, `value` and `direction`; None removes the target.
     """

@@ -95,7 +95,6 @@ def start_recorded(store: Store, bus_url: str, bus: redis.Redis, run: str, new: 
 
 @contextlib.contextmanager
 def _not_launched(store: Store, bus: redis.Redis, run: str) -> Iterator[None]:
-    """Set a recorded run to failed, with the error as its message, if the block raises."""
     try:
         yield
     except Exception as error:

@@ -62,7 +62,6 @@ def check_node(store: Store, bus_url: str, node: str, by: Requester) -> None:
     """Order a node's agent to measure the machine's speed. A later heartbeat carries the result.
 
     Raises:
-        UnknownNodeError: no such node.
         ConflictError: the agent does not answer, or ranks train on the node: the ranks and
             the measurement would slow each other down.
     """

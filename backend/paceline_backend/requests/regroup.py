@@ -4,9 +4,6 @@ The restart has four steps, one function for each: `begin`, `end_launch`, `regro
 database records the progress, as a phase of the run's `Rendezvous`. If a worker process is killed
 between two steps, `control.multi_node` continues with the next step when it is called again. If all
 nodes of a run ended with the rendezvous and the run must not restart, `settle` ends the run.
-
-All functions raise `StoreError` if the database fails. Functions with a `bus` parameter raise
-`redis.RedisError` if the bus is unavailable.
 """
 
 from __future__ import annotations
@@ -155,11 +152,7 @@ def _first_attempt(group: MultiNodeRun, new: NewRun) -> int:
     """Return the first attempt number of the next launch.
 
     A node that counts as lost may still train, without a connection. So the attempt numbers that
-    the node may reach are not reused; `resume` likewise does not reuse the attempt numbers of a
-    lost run.
-
-    Raises:
-        _NoNumbersError: no attempt number is left.
+    the node may reach are not reused.
     """
     first = new.first_attempt
     if any(row.lost for row in group.nodes):
@@ -171,7 +164,6 @@ def _first_attempt(group: MultiNodeRun, new: NewRun) -> int:
 
 
 def _recorded(connection: Connection, group: MultiNodeRun) -> bool:
-    """Record the next launch. If that is impossible, set the run to failed and return False."""
     new, _ = new_runs.stored(connection, group.id)
     listed = spares.stand_ins(group, nodes.listed(connection))
     try:

@@ -45,13 +45,8 @@ def add(
 ) -> None:
     """Add a note about a message. Call `bound` afterwards.
 
-    Args:
-        pipeline: pipeline of the transaction in which the message is deleted from its stream.
-        stream: stream of the message.
-        number: number of the message's entry.
-        fields: fields of this entry.
-        why: reason why the message cannot be stored.
-        tries: number of attempts to store it.
+    `pipeline` belongs to the transaction in which the message is deleted from its stream. `number`
+    and `fields` are the number and the fields of the message's entry.
     """
     note: dict[Any, Any] = {
         b"stream": stream.encode(),
@@ -138,7 +133,6 @@ def _document(number: bytes, fields: dict[bytes, bytes]) -> dict[str, Any]:
 
 
 def _kind_of(data: bytes) -> bytes | None:
-    """Return a message's type without decoding the rest, or None if it cannot be read."""
     try:
         kind = msgspec.msgpack.decode(data, type=_Tag).type
     # msgspec's errors are subclasses of ValueError.

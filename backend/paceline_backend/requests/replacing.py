@@ -163,13 +163,11 @@ def _joins(
 
 
 def _replacement_of(group: MultiNodeRun, node: str) -> str | None:
-    """Return the node that was launched to replace `node` and has not ended, or None."""
     come = (row.node for row in group.nodes if row.replaces == node and not row.ended)
     return next(come, None)
 
 
 def _check(connection: Connection, group: MultiNodeRun, row: RunNode, new: NewRun) -> None:
-    """Refuse to replace a node that already leaves, or without which the run cannot continue."""
     if row.leaving:
         raise ConflictError(f"{row.node} is already leaving run {group.id}")
     other = _replacement_of(group, row.node)
@@ -187,7 +185,6 @@ def _check(connection: Connection, group: MultiNodeRun, row: RunNode, new: NewRu
 
 
 def _chosen(new: NewRun, group: MultiNodeRun, listed: list[dict[str, Any]]) -> str:
-    """Return a spare of the run, or else the least busy node that can join."""
     present = {row.node for row in group.nodes if not row.ended}
     for node in spares.of_run(group.id, listed):
         if node not in present:

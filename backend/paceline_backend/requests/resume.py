@@ -1,8 +1,7 @@
 """Resume of a run that failed or was stopped, with the same settings or elsewhere.
 
 `resume` makes an ended run pending again, with a new attempt. `Elsewhere` has the settings that
-change: the backend, and the numbers of nodes and ranks. If a recorded run cannot be started, its
-state becomes `failed`, with the error as its message.
+change: the backend, and the numbers of nodes and ranks.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Elsewhere:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """Return the requested changes, for the audit log."""
+        """Return the fields that are not None, by name."""
         names = ("backend", "backend_options", "nodes_min", "nodes_max", "nproc")
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None}
@@ -139,7 +138,7 @@ class Resumption:
         start: whether to start the run's processes; if False, the caller starts them.
         max_restarts: maximum number of restarts, counted from now on; None keeps the value.
         to: changes to the run.
-        env: values of the run's environment variables; the database stores only their names.
+        env: values of the run's environment variables.
     """
 
     start: bool

@@ -55,7 +55,6 @@ def stop(
         with store.write() as connection:
             known = runs.launched(connection, run)
             state, where = State(known.state), known.nodes
-            # Ranks of an observed run follow no plans, so they cannot stop at a segment's end.
             force |= known.policy == OBSERVED
             details = {"force": force, "state": state}
             _refuse(run, state, where, force)

@@ -114,8 +114,7 @@ def wake(client: redis.Redis) -> None:
 def tell_end(client: redis.Redis, run: str) -> None:
     """Notify a run's controller and open pages that the control plane itself has ended the run.
 
-    The database has the run's end already, so an error of the bus is logged and not raised. Open
-    pages query the database when the bus is back.
+    The database has the run's end already, so an error of the bus is logged and not raised.
     """
     try:
         announce(client, run)

@@ -79,7 +79,6 @@ def address_of(url: str, allowed: Origins) -> tuple[Origin, str]:
 
 
 def _refused(address: str) -> str | None:
-    """Return the reason why an address is refused, or None."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = getattr(parsed, "ipv4_mapped", None)
     parsed = parsed if mapped is None else mapped
@@ -139,11 +138,8 @@ def secret_text(key: bytes) -> str:
 def signature(key: bytes, name: str, timestamp: int, body: bytes) -> str:
     """Return the `webhook-signature` of a request.
 
-    Args:
-        key: key of the webhook.
-        name: the `webhook-id`.
-        timestamp: the `webhook-timestamp`, Unix time in seconds.
-        body: exact bytes of the request's body.
+    `name` is the `webhook-id`, `timestamp` the `webhook-timestamp` (Unix time in seconds), and
+    `body` has the exact bytes of the request's body.
     """
     signed = f"{name}.{timestamp}.".encode() + body
     return f"v1,{base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()}"
@@ -160,15 +156,8 @@ def post(
     """Send a signed body once.
 
     Redirects are not followed, proxies of the environment are not used, and only the status of the
-    answer is read.
-
-    Args:
-        url: URL of the webhook.
-        body: body of the request.
-        name: the `webhook-id`.
-        key: key of the webhook.
-        allowed: origins that webhooks may have.
-        timeout_s: maximum time in seconds from connecting to the headers of the answer.
+    answer is read. `name` is the `webhook-id`. `timeout_s` limits the time from connecting to the
+    headers of the answer.
     """
     try:
         origin, address = address_of(url, allowed)

@@ -18,7 +18,6 @@ from paceline_backend.store import Store, StoreError, audit
 from paceline_backend.store.audit import UNKNOWN, Requester
 from paceline_backend.store.tokens import Holder
 
-# Maximum number of wrong logins per network in `WRONG_S`.
 MOST_WRONG = 10
 WRONG_S = 60.0  # seconds
 # Maximum number of remembered networks, which take about 4 MB of memory.
