@@ -2,7 +2,7 @@
 
 A route returns an `EventStream`, which refuses a client that has too many streams open (`Streams`).
 A stream may last for hours, so the client's token may expire or be revoked meanwhile. The generator
-of the events therefore calls `Rights.valid` from time to time. `live` and `logs` have such routes.
+of the events therefore calls `Rights.valid` from time to time.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 The verdict names the causes of lost time and their costs. The attribution states which share of the
 ranks' waiting time is due to each cause, and repeats the verdict's first cause. It therefore ends
-at the last step of the verdict, which `judged` returns. Both results are cached for some seconds.
-The timeline shows the phases of ranks within a few steps. If the run hangs, `hang` names the ranks
-that make no progress, and `stacks` shows the code that each rank is executing.
+at the last step of the verdict, which `judged` returns. Results that take long to compute are
+cached for some seconds. The timeline shows the phases of ranks within a few steps. If the run
+hangs, `hang` names the ranks that make no progress, and `stacks` shows the code that each rank is
+executing.
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
-# Maximum length of an `Idempotency-Key`.
 LONGEST_KEY = 200  # characters
 _AWAY = HTTPStatus.SERVICE_UNAVAILABLE
 _INVALID = HTTPStatus.UNPROCESSABLE_ENTITY
@@ -132,8 +131,7 @@ class _Execution:
             self._release()
             return
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            # The request may have committed only a part of its changes. The key stays in use, so
-            # that the request is not executed again.
+            # The request may have committed only a part of its changes. So the key stays in use.
             return
         headers = [(n, v) for n, v in start["headers"] if n.lower() in _KEPT_HEADERS]
         body = b"".join(message.get("body", b"") for message in self._messages)

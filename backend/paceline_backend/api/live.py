@@ -1,11 +1,7 @@
 """REST: the live view of a run: an event stream, and the data that a page draws.
 
 An event only reports a change: `{type, step, revision}` has the earliest new step, if any, and the
-run's revision. The page then requests the new data with `GET view?since=`. `change_reader` reads
-the bus for all streams of the process:
-
-    follower = reader.join(run)
-    event = follower.take()
+run's revision. The page then requests the new data with `GET view?since=`.
 """
 
 from __future__ import annotations
@@ -168,7 +164,6 @@ async def events(request: Request, run: str) -> Response:
     reader: ChangeReader = request.app.state.reader
     # This call raises an error if the run is unknown.
     await run_in_threadpool(runs_store.get, reader.store, run)
-    # A stream may last for hours, so the client's token may expire or be revoked meanwhile.
     allowed = partial(request.app.state.rights.valid, identity_of(request).token)
     stream = _stream(reader, run, request.app.state.closing, allowed)
     return EventStream(stream, request.app.state.streams)

@@ -182,7 +182,6 @@ Node = Annotated[
 class Listing:
     """Logs that nodes have, and the reasons why logs of other nodes are missing."""
 
-    # Pairs of a node and one of its logs.
     logs: list[tuple[str, LogFile]]
     # Node → its problem; None: the node has answered.
     nodes: dict[str, str | None]
@@ -217,7 +216,6 @@ class Logs:
         They are sorted by attempt, rank, output and node; logs of launchers come first.
 
         Raises:
-            UnknownRunError: no such run.
             ConflictError: no node of the run has an agent that can answer.
             ProblemError: no node of the run has answered in time.
         """
@@ -237,7 +235,6 @@ class Logs:
         """Return a part of a log from `node`; None: from the node of the rank.
 
         Raises:
-            UnknownRunError: no such run.
             InvalidRequestError: the run has no such node, or several nodes have a launcher's log.
             ConflictError: the node has no agent that can answer.
             ProblemError: there is no such log, or the node has not answered in time.
@@ -277,7 +274,7 @@ def _sort_key(node: str, log: LogFile) -> tuple[bool, int, int, bool, str]:
 
 
 def _as_text(node: str, part: LogPart) -> LogText:
-    """Decode a part. An incomplete character at its end is left out if more bytes may follow."""
+    """Decode a part, without an incomplete character at its end if more bytes may follow."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     final = part.offset + len(part.data) >= part.size and not part.may_grow
     text = decoder.decode(part.data, final)
@@ -412,10 +409,7 @@ class Follow:
         return {"rank": self._wanted.rank, "output": output, **asdict(part)}
 
     def _problem_event(self, error: Exception) -> bytes:
-        """Return an event that reports an error; empty: no event is needed.
-
-        No event is needed if the error was reported before, or if the log does not exist yet.
-        """
+        """Return an event about an error; empty if it is known already, or no log exists yet."""
         if isinstance(error, ProblemError) and error.status is HTTPStatus.NOT_FOUND:
             return b""
         before, self._problem = self._problem, str(error)
@@ -424,10 +418,7 @@ class Follow:
         )
 
     async def _pause(self) -> None:
-        """Wait before the next read, unless the log already has more text.
-
-        While the log does not grow, each pause is longer than the previous one.
-        """
+        """Wait before the next read, unless the log already has more text."""
         if self._more:
             self._more = False
             return
@@ -513,7 +504,6 @@ async def follow_log(
     if last_event_id is not None:
         attempt, offset = map(int, last_event_id.split("-"))
         wanted = ReadLog(wanted.rank, wanted.output, attempt, offset, wanted.limit)
-    # A stream may last for hours, so the client's token may expire or be revoked meanwhile.
     state = request.app.state
     allowed = partial(state.rights.valid, identity_of(request).token)
     followed = Follow(_logs(request), run, wanted, node, state.closing, allowed)

@@ -62,9 +62,8 @@ _TOO_LARGE = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 class BodyLimit:
     """ASGI middleware that responds with 413 to a body of more than `limit` bytes.
 
-    It never reads more than the limit. FastAPI's `max_body_size` does not suffice. If no route
-    reads the body, the response of `max_body_size` is not a problem document. In pages of Dash, the
-    error that it raises becomes a 500.
+    FastAPI's `max_body_size` does not suffice: its response is not a problem document if no route
+    reads the body, and in pages of Dash its error becomes a 500.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
@@ -118,8 +117,7 @@ class BodyLimit:
 class WakeWorkers:
     """ASGI middleware that wakes the workers after each request that is not a read.
 
-    It adds an entry to the stream `CHANGES`, which workers read. The middleware is behind the
-    guard, so only authenticated requests wake workers.
+    The middleware is behind the guard, so only authenticated requests wake workers.
     """
 
     def __init__(self, app: ASGIApp, bus: redis.Redis) -> None:

@@ -29,9 +29,7 @@ _REFUSALS = documented(
 )
 _CHANGES = {**_REFUSALS, **documented(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT)}
 
-# Routes for the list of nodes and the agents' sessions.
 agents_router = APIRouter()
-# Routes for one node.
 router = APIRouter(prefix="/nodes/{node}", responses=_REFUSALS)
 
 

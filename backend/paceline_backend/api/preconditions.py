@@ -36,12 +36,8 @@ def etag(revision: int) -> str:
 def requester_of(request: Request, via: str = "", why: str = "", operator: str = "") -> Requester:
     """Return the sender of a request, for the audit log.
 
-    Args:
-        request: the request, which the guard has authenticated.
-        via: name of the calling program.
-        why: reason that the caller gives.
-        operator: name that the caller gives. A personal token has its own name, which takes
-            precedence.
+    `via` is the name of the calling program. `operator` is the name that the caller gives; it is
+    ignored for a personal token, which has a name of its own.
     """
     identity = identity_of(request)
     given = operator.strip() if identity.shared else ""

@@ -131,7 +131,6 @@ def _names(route: APIRoute) -> tuple[str, ...]:
 
 
 def _in_query(info: FieldInfo) -> bool:
-    """Return whether a parameter is in the query, on its own or as a field of a query model."""
     # FastAPI returns the fields of a query model as plain pydantic fields, which do not show where
     # the parameter comes from. Routes use models only for query parameters, so a plain pydantic
     # field is always a query parameter.

@@ -144,10 +144,7 @@ def _ruled(app: FastAPI, context: RouteContext) -> Ruled:
 
 
 def _rule(app: FastAPI, path: str, methods: frozenset[str], context: RouteContext) -> Allow | None:
-    """Return the intersection of the rules that a route depends on.
-
-    Return None if the route has no rule, or if it changes something and its rule admits viewers.
-    """
+    """Return the intersection of the rules that a route depends on."""
     declared: dict[str, Allow] = app.state.rules
     if path in declared:
         return declared[path]

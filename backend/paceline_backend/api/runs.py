@@ -3,9 +3,6 @@
 `models.RunInfo` defines the fields of a run. `store.runs._described` fills them, except for the
 cost, which `with_costs` adds. `Filter` selects runs by query parameters: for the list of runs here,
 and for sums over runs in `history`.
-
-Other modules define further routes of a run: `run_nodes` changes the nodes that the run trains on,
-`switching` its policy, `quality` its target, and `history` its tags and its note.
 """
 
 from __future__ import annotations
@@ -372,7 +369,6 @@ class RunSession(BaseModel):
 
 
 router = APIRouter()
-# Router of `GET /runs`.
 list_router = APIRouter()
 
 

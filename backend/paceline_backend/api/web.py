@@ -20,7 +20,7 @@ from paceline_backend.server import tracing
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store
 
-# Maximum time for requests in progress to complete at shutdown. Event streams end by themselves.
+# Maximum time for requests in progress to complete at shutdown.
 _REQUESTS_END_S = 5  # seconds
 # Exit code after SIGINT; see docs/internals.md.
 _INTERRUPTED = 130
@@ -36,7 +36,6 @@ class _Server(uvicorn.Server):
         self._wake: Callable[[], object] = lambda: None
 
     async def main_loop(self) -> None:
-        """Update the date of responses every second until a signal arrives."""
         woken, loop = asyncio.Event(), asyncio.get_running_loop()
         self._wake = lambda: loop.call_soon_threadsafe(woken.set)
         # With a counter of 0, each tick of uvicorn updates the date.
@@ -45,7 +44,6 @@ class _Server(uvicorn.Server):
                 await asyncio.wait_for(woken.wait(), _DATE_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal: end the main loop."""
         super().handle_exit(sig, frame)
         self._wake()
 

@@ -1,9 +1,9 @@
 """Requests of users and of `auto`: launch a run, switch its policy, stop it or resume it.
 
-Each function checks the request, writes it to the store, and publishes it on the bus. Each function
-pings the bus before it writes, so that it does not store a request that it cannot publish. It adds
-a row to the audit log in the same transaction. The API and `auto` call these functions; the command
-line and the demo use the API.
+Most functions check the request, and write it and a row of the audit log in one transaction. A
+function that also publishes the request on the bus pings the bus first, so that it does not store a
+request that it cannot publish. The API and `auto` call these functions; the command line and the
+demo use the API.
 
     me = Requester("me", "operator")
     run = launch(store, bus_url, new, me, start=True)

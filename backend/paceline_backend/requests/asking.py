@@ -55,11 +55,7 @@ class NoAnswerError(PacelineError):
 
 
 class Asker:
-    """Client that asks nodes and verifies the signatures of their answers, on one event loop.
-
-    Args:
-        bus_url: ``redis://…``.
-    """
+    """Client that asks nodes and verifies the signatures of their answers, on one event loop."""
 
     def __init__(self, bus_url: str) -> None:
         self._bus_url = bus_url

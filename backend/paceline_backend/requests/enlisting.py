@@ -44,8 +44,8 @@ class Enlisted:
 def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = None) -> Enlisted:
     """Launch a run on a node that was started for it, and return whether the node is needed.
 
-    The node must already read its commands, and must not have processes of the run. Repeated calls
-    are safe, because an agent ignores a second launch.
+    The node must already read its command stream, and must not have processes of the run. Repeated
+    calls are safe, because an agent ignores a second launch.
 
     `host` is the engine's name of the node's machine, or None if the engine does not report one.
 

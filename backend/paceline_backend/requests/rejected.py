@@ -46,7 +46,7 @@ def add(
     """Add a note about a message. Call `bound` afterwards.
 
     `pipeline` belongs to the transaction in which the message is deleted from its stream. `number`
-    and `fields` are the number and the fields of the message's entry.
+    and `fields` come from the message's entry in this stream.
     """
     note: dict[Any, Any] = {
         b"stream": stream.encode(),

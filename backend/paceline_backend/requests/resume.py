@@ -41,13 +41,8 @@ from paceline_backend.store.new_runs import NewRun
 class Elsewhere:
     """Changes to a run that is resumed. None keeps the present value.
 
-    Args:
-        backend: name of the training backend.
-        backend_options: options of the backend. If the backend changes, None means its defaults.
-        nodes_min: minimum number of nodes.
-        nodes_max: maximum number of nodes.
-        nproc: ranks per node.
-        server: URL at which the caller reaches the control plane.
+    If the backend changes, `backend_options` of None means the backend's defaults. `nproc` is the
+    number of ranks per node, and `server` the URL at which the caller reaches the control plane.
     """
 
     backend: str | None = None

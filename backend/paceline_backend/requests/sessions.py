@@ -81,7 +81,7 @@ def of_node(
 
 
 def end(bus_url: str, names: Collection[str]) -> None:
-    """Remove the users of nodes whose sessions have ended; if the bus is down, log a warning.
+    """Remove the bus users of nodes whose sessions have ended; if the bus is down, log a warning.
 
     A worker process then removes the users when the bus is back.
     """

@@ -38,7 +38,7 @@ def hold(connection: Connection, run: str, new: NewRun, listed: Listed, *, all_:
     """Reserve idle nodes as spares for a run whose nodes have just been chosen.
 
     Raises:
-        ConflictError: `all_` is set, and there are fewer such nodes than the run needs as spares.
+        ConflictError: `all_` is set, and fewer than `new.spares` nodes are idle and fast enough.
     """
     if not new.spares:
         return

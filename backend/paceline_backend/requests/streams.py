@@ -50,11 +50,7 @@ def answering(url: str) -> Iterator[redis.Redis]:
 def shared(url: str, *, connections: int, queued_s: float, timeout_s: float) -> redis.asyncio.Redis:
     """Return a client for many tasks of an event loop, which share a few connections.
 
-    Args:
-        url: URL of the bus.
-        connections: maximum number of connections.
-        queued_s: longest wait for a free connection, in seconds.
-        timeout_s: longest wait for an answer, in seconds.
+    `queued_s` is the longest wait for a free connection, and `timeout_s` for an answer.
     """
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         url,

@@ -156,8 +156,7 @@ def post(
     """Send a signed body once.
 
     Redirects are not followed, proxies of the environment are not used, and only the status of the
-    answer is read. `name` is the `webhook-id`. `timeout_s` limits the time from connecting to the
-    headers of the answer.
+    answer is read. `name` is the `webhook-id`.
     """
     try:
         origin, address = address_of(url, allowed)

@@ -10,7 +10,6 @@ from paceline_backend.server.settings import Proxies
 from paceline_backend.store.audit import RESERVED
 from paceline_backend.store.tokens import Holder
 
-# Key of the user in the state of a request.
 _USER = "proxy_user"
 _DEFAULT = "viewer"
 
