@@ -71,8 +71,8 @@ class PolicyInfo(BaseModel):
     )
     changes: Changes = Field(
         description="what the preset with default parameters changes in the training, compared "
-        "with plain DDP of the same seed: nothing; batches: which samples share a global batch; "
-        "training: also which gradients are reduced together, and when",
+        "with plain DDP of the same seed. nothing: no change; batches: which samples share a "
+        "global batch; training: also which gradients are reduced together, and when",
         examples=["batches"],
     )
     changes_with: dict[str, dict[str, Changes]] = Field(

@@ -141,7 +141,6 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     # import. `web.run` replaces it by a function that excludes the modules from garbage collection.
     app.state.loaded = lambda: None
     app.state.figures = Figures(store)
-    # Client of the bus for short commands. Its connections stay open.
     app.state.bus = connect(settings.bus)
     app.state.reader = ChangeReader(store, settings.bus)
     app.state.asker = Asker(settings.bus)

@@ -222,11 +222,7 @@ class ChangeReader:
 
 
 def _put(follower: PendingEvent, status: runs.RunStatus | None, step: int | None) -> None:
-    """Give a follower the event of a change.
-
-    `status` is the run's current state and revision, None if the run was deleted. `step` is the
-    earliest new step, None if there is none.
-    """
+    """Give a follower the event of a change. `status` is None if the run was deleted."""
     ended = status is None or status.state in ENDED
     if status is not None:
         kind = "end" if ended else "change"

@@ -39,7 +39,7 @@ router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[D
 _VIEW_STEPS = 2_000
 # Maximum number of segments in a view. The newest segments are returned.
 _VIEW_SEGMENTS = 200
-# Maximum numbers of segments and of evaluations in a view with `since`, the newest ones.
+# Maximum numbers of segments and of evaluations in a view with `since`. The newest are returned.
 _NEW_SEGMENTS = 50
 _NEW_EVALUATIONS = 20
 # Compression level of gzip. Levels 6 and above take twice the time for 3 % fewer bytes.

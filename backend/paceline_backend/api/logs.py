@@ -197,7 +197,6 @@ class LogText:
     offset: int  # bytes
     # Position in the log after the text.
     next: int  # bytes
-    # Size of the whole log.
     size: int  # bytes
     may_grow: bool
     text: str

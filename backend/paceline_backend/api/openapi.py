@@ -21,7 +21,6 @@ from paceline_backend.api.state import settings_of
 
 router = APIRouter()
 
-# Path of the scripts and styles of the page.
 ASSETS = "/docs-assets"
 _REFERENCES = "#/components/schemas/{model}"
 _KEY = {

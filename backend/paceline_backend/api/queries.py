@@ -26,7 +26,7 @@ from paceline_backend.store import reads
 # Greatest integer that a column of the database can store.
 BIGGEST = 2**63 - 1
 
-# Maximum absolute value of a Unix time in a request. It is beyond the range of any calendar.
+# Maximum absolute value of a Unix time in a request.
 _LATEST = 1e12  # seconds
 
 Points = Annotated[

@@ -49,12 +49,10 @@ def adopt(
 ) -> Adoption:
     """Return the run of a key, and record it if it is new.
 
-    The key is equal on all nodes of the run, and different for other runs. `new` is the run as this
-    node describes it. `whose` identifies the caller's token, because the same key with another
-    token means another run.
+    `new` is the run as this node describes it. `whose` identifies the caller's token, because the
+    same key with another token means another run.
 
     Raises:
-        InvalidRequestError: the policy or another field is wrong.
         ConflictError: the run of this key has ended, was deleted or moved to another backend, or
             its settings differ from `new`.
     """

@@ -69,7 +69,6 @@ class Asker:
 
         Raises:
             NoAnswerError: the node does not answer within `ANSWER_S`.
-            redis.RedisError: the bus is unavailable.
         """
         ours = self._by_node.setdefault(node, asyncio.Semaphore(_OF_NODE))
         patience_s = ANSWER_S

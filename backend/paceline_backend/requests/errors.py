@@ -20,11 +20,8 @@ class ConflictError(PacelineError):
 class InvalidRequestError(PacelineError):
     """A field of the request is wrong.
 
-    Args:
-        field: name of the field.
-        message: describes the error and how to fix it.
-        detail: text of the exception. None means field and message.
-        suggestion: a valid value that the user may have meant.
+    `message` describes the error and how to fix it. `detail` is the text of the exception, by
+    default field and message. `suggestion` is a valid value that the user may have meant.
     """
 
     def __init__(

@@ -130,11 +130,7 @@ def order_to_leave(store: Store, bus: redis.Redis, group: MultiNodeRun, node: st
 
 
 def row_of(group: MultiNodeRun, node: str) -> RunNode:
-    """Return the row of a node on which a run is active.
-
-    Raises:
-        ConflictError: the run is not active on this node.
-    """
+    """Return the row of a node, or raise `ConflictError` if the run is not active on the node."""
     active = {row.node: row for row in group.nodes if not row.ended}
     if node not in active:
         names = ", ".join(active) or "none"

@@ -37,7 +37,6 @@ def launch(store: Store, bus_url: str, new: NewRun, by: Requester, *, start: boo
     Without `start`, the caller starts the run's processes.
 
     Raises:
-        InvalidRequestError: the policy or another field is wrong.
         ConflictError: no node can start the run.
     """
     logs.hide_environment(new.env)

@@ -20,20 +20,12 @@ from paceline_backend.store.nodes.cordons import UnknownNodeError
 
 
 def cordon(store: Store, node: str, by: Requester) -> None:
-    """Cordon a node.
-
-    Raises:
-        ConflictError: the node is cordoned already.
-    """
+    """Cordon a node, or raise `ConflictError` if it is cordoned already."""
     _change(store, node, by, cordons.cordon, "node.cordon")
 
 
 def uncordon(store: Store, node: str, by: Requester) -> None:
-    """Lift a node's cordon.
-
-    Raises:
-        ConflictError: the node is not cordoned.
-    """
+    """Lift a node's cordon, or raise `ConflictError` if the node is not cordoned."""
     _change(store, node, by, cordons.lift, "node.uncordon")
 
 

@@ -37,7 +37,9 @@ class _NoNumbersError(ConflictError):
 
 
 def begin(store: Store, group: MultiNodeRun) -> bool:
-    """Record the loss of a run's rendezvous; return False if the run must not be relaunched."""
+    """Record the loss of a run's rendezvous; return False if a stop was requested or the run
+    changed.
+    """
     with store.write() as connection:
         if stop_asked(connection, group.id):
             return False

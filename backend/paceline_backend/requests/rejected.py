@@ -101,7 +101,6 @@ def drop(store: Store, client: redis.Redis, entry: str, by: Requester) -> dict[s
 
     Raises:
         UnknownMessageError: there is no note with this number.
-        StoreError: the audit log cannot be written.
     """
     notes: Any = client.xrange(REJECTED, entry, entry)
     if not notes:

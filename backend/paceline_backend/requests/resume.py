@@ -129,11 +129,8 @@ _EMULATE = "PACELINE_EMULATE"
 class Resumption:
     """Terms on which a run is resumed.
 
-    Args:
-        start: whether to start the run's processes; if False, the caller starts them.
-        max_restarts: maximum number of restarts, counted from now on; None keeps the value.
-        to: changes to the run.
-        env: values of the run's environment variables.
+    If `start` is False, the caller starts the run's processes. `max_restarts` counts restarts from
+    now on; None keeps the value.
     """
 
     start: bool

@@ -57,7 +57,6 @@ def of_node(
     belongs to no run.
 
     Raises:
-        InvalidRequestError: the name is not valid.
         ConflictError: the name is taken, the token is no longer valid, or the bus does not support
             users.
     """
@@ -96,7 +95,6 @@ def forget(store: Store, bus_url: str, node: str, by: Requester) -> dict[str, An
     """Delete an unused node, and return its last state.
 
     Raises:
-        UnknownNodeError: no such node.
         ConflictError: the node's agent answers, or a run on the node has not ended.
     """
     with streams.answering(bus_url) as bus:

@@ -128,10 +128,10 @@ class FailedLogins:
             self.record(address, holder, "request", reason)
 
     def _admitted(self) -> int | None:
-        """Count a row that is about to be written to the audit log.
+        """Count a row of the audit log before it is written.
 
-        Return the number of rows that were left out since the last written row; None: too many rows
-        were written in the last minute, so this row must be left out, too.
+        Return the number of rows left out since the last written row, or None if this row must be
+        left out, too.
         """
         with self._lock:
             now = self._clock()
