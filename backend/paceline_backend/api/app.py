@@ -166,8 +166,8 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     for entry in entry_points(group="paceline.web"):
         entry.load()(app)
     openapi.complete(app)
-    # The middleware that is added last runs first. Authentication must come before middleware of
-    # the pages, which may answer without calling a route.
+    # Authentication must come before middleware of the pages, which may answer without calling a
+    # route.
     further: dict[Scope, str | None] = {
         "agent": settings.agent_token,
         "viewer": settings.viewer_token,
@@ -186,8 +186,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
 def _telemetry() -> TelemetryConfig:
     """Return FastAPI's settings for traces and metrics.
 
-    Requests for the paths in `_UNOBSERVED` are not recorded. One reason is that the URL of a login
-    link contains a secret.
+    They exclude the paths in `_UNOBSERVED`: for example, the URL of a login link contains a secret.
     """
     observed = tracing.now()
     return {
@@ -209,8 +208,7 @@ _rest = APIRouter()
 def unknown(request: Request) -> None:
     """Refuse requests for unknown API paths, which would else get a page of the dashboard.
 
-    This route accepts all methods, so the router itself never answers 405. If the path exists for
-    other methods, this function answers 405.
+    This route accepts all methods, so it must itself answer 405 if the path has other methods.
     """
     if methods := request.app.state.routes.methods(request.url.path):
         raise HTTPException(

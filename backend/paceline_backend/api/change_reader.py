@@ -26,7 +26,6 @@ from paceline_backend.store import Store, StoreError, StoreUnavailableError, met
 
 log = logging.getLogger(__name__)
 
-# Maximum number of connections of a process to the bus.
 _READER_CONNECTIONS = 2
 # Maximum time to wait for a free connection.
 _QUEUED_S = 20.0  # seconds

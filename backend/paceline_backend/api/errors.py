@@ -69,7 +69,6 @@ class ProblemDocument(BaseModel):
     action: str | None = None
 
 
-# Name under which `api.openapi` puts the model's schema into the OpenAPI document.
 PROBLEM = ProblemDocument.__name__
 
 

@@ -34,7 +34,6 @@ _RIGHTS_KEPT_S = 60.0  # seconds
 
 # Interval of comments in a stream without events, because proxies close silent connections.
 COMMENT_S = 10.0  # seconds
-# Interval at which a stream checks whether the server shuts down.
 SHUTDOWN_CHECK_S = 0.5  # seconds
 # Value of `Retry-After`. The stream of a closed page no longer counts after about this time.
 _RETRY_AFTER_S = 5  # seconds

@@ -23,7 +23,6 @@ class Identity:
     # Name of a token, or the user whom a trusted proxy names.
     name: str
     scope: Scope
-    # IP address of the client.
     address: str = ""
     # ID of the token or browser in the request; empty: a trusted proxy has named the user.
     token: str = ""

@@ -193,7 +193,6 @@ class LogText:
 
     node: str
     attempt: int | None
-    # Position of the text's first byte in the log.
     offset: int  # bytes
     # Position in the log after the text.
     next: int  # bytes
@@ -304,7 +303,6 @@ class Follow:
         self._node = node
         self._closing = closing
         self._allowed = allowed
-        # The problem that was last reported to the client.
         self._problem = ""
         # True if the log has more text after the part that was read last.
         self._more = False

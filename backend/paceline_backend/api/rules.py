@@ -94,10 +94,7 @@ class Ruled:
 
 
 class Rules:
-    """The rules of an application's routes. Routes may be added until the first request.
-
-    If a route declares no rule itself, its rule is in `app.state.rules`, by path.
-    """
+    """The rules of an application's routes. Routes may be added until the first request."""
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
@@ -154,6 +151,6 @@ def _rule(app: FastAPI, path: str, methods: frozenset[str], context: RouteContex
         return None
     limits = [rule.roles for rule in own if rule.roles is not None]
     rule = Allow(frozenset.intersection(*limits)) if limits else ANYBODY
-    # A viewer must not change anything. A route that changes something therefore needs a stricter
-    # rule than `VIEWER`, even if `VIEWER` is the default rule of its router.
+    # A route that changes something needs a stricter rule than `VIEWER`, even if `VIEWER` is the
+    # default rule of its router.
     return rule if methods <= SAFE_METHODS or rule.changes else None

@@ -34,8 +34,7 @@ from paceline_backend.store import Store, StoreError, audit, runs, switches
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
 logger = logging.getLogger(__name__)
 
-# Maximum time for which the response to a switch is delayed until warnings are known. The switch is
-# already made by then.
+# Maximum time for which the response to a switch is delayed until warnings are known.
 WARNINGS_S = 0.5  # seconds
 _REFUSALS = documented(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT)
 

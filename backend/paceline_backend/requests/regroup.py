@@ -57,7 +57,7 @@ def end_launch(
 def regroup(store: Store, bus: redis.Redis, group: MultiNodeRun) -> None:
     """Record the next launch, on those nodes of the run that answer; if impossible, end the run.
 
-    Do nothing until all launchers of the previous launch have ended. The next step is `launch`.
+    Do nothing until all launchers of the previous launch have ended.
     """
     with store.write() as connection:
         known = run_nodes.locked(connection, group)

@@ -148,8 +148,8 @@ def _record(
 def _configured(text: str, role: tokens.Scope) -> Holder:
     """Return the holder of a token from the configuration.
 
-    The holder's ID depends on the token. So if the configuration gets another token, the browsers
-    that logged in with the previous one are logged out.
+    Its ID depends on the token: if the configuration gets another token, the browsers that logged
+    in with the previous one are logged out.
     """
     digest = hashlib.sha256(text.encode()).hexdigest()
     name = "configured" if role == "admin" else f"configured {role}"
