@@ -124,7 +124,6 @@ class _Execution:
             await send(message)
 
     def _settle(self, commits: Commits) -> None:
-        """Store the response, or release the key if the request failed and changed nothing."""
         start = next(m for m in self._messages if m["type"] == "http.response.start")
         status: int = start["status"]
         if status >= HTTPStatus.BAD_REQUEST and not commits.count:

@@ -406,7 +406,6 @@ class Follow:
         return {"rank": self._wanted.rank, "output": output, **asdict(part)}
 
     def _problem_event(self, error: Exception) -> bytes:
-        """Return an event about an error; empty if it is known already, or no log exists yet."""
         if isinstance(error, ProblemError) and error.status is HTTPStatus.NOT_FOUND:
             return b""
         before, self._problem = self._problem, str(error)
@@ -415,7 +414,6 @@ class Follow:
         )
 
     async def _pause(self) -> None:
-        """Wait before the next read, unless the log already has more text."""
         if self._more:
             self._more = False
             return

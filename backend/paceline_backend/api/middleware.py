@@ -1,7 +1,4 @@
-"""Small middleware around all requests: path prefix, size of bodies, wake-up of workers.
-
-`create_app` installs it, together with the middleware of `auth`, `headers` and `idempotency`.
-"""
+"""Small middleware around all requests: path prefix, size of bodies, wake-up of workers."""
 
 from __future__ import annotations
 

@@ -135,7 +135,6 @@ Filter = Annotated[RunFilter, Depends(_filter)]
 
 
 def _parameters(pairs: Sequence[str]) -> dict[str, Any]:
-    """Parse ``name=value`` pairs. A value that is not valid JSON is a string."""
     parameters = {}
     for pair in pairs:
         match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]{0,99})=(.{0,200})", pair)

@@ -95,7 +95,7 @@ def leave(
 ) -> None:
     """Kill a run's processes on one of its nodes, and let the other nodes continue without it.
 
-    With `cordon`, the node is also cordoned. After a `redis.RedisError` the caller may retry.
+    After a `redis.RedisError` the caller may retry.
 
     Raises:
         ConflictError: the run is not active on this node, or too few nodes would be left.

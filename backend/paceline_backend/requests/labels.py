@@ -19,11 +19,7 @@ from paceline_backend.store.quality import target as stored
 
 
 def tag(store: Store, run: str, word: str, by: Requester) -> None:
-    """Add the tag `word` to a run. Idempotent.
-
-    Raises:
-        ConflictError: the run has too many tags.
-    """
+    """Add a tag to a run, or raise `ConflictError` if the run has too many tags. Idempotent."""
     with store.write() as connection:
         key = runs.key_of(connection, run)
         try:

@@ -1,8 +1,4 @@
-"""Resume of a run that failed or was stopped, with the same settings or elsewhere.
-
-`resume` makes an ended run pending again, with a new attempt. `Elsewhere` has the settings that
-change: the backend, and the numbers of nodes and ranks.
-"""
+"""Resume of a run that failed or was stopped, with the same settings or with other ones."""
 
 from __future__ import annotations
 

@@ -56,7 +56,6 @@ def hold(connection: Connection, run: str, new: NewRun, listed: Listed, *, all_:
 
 
 def _idle(connection: Connection, listed: Listed) -> list[Mapping[str, Any]]:
-    """Return nodes without current or planned runs, those with the most cores first."""
     used = {run.node for run in runs.unfinished(connection)}
     used |= {
         row.node for each in run_nodes.groups(connection) for row in each.nodes if not row.ended

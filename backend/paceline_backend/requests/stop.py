@@ -1,8 +1,4 @@
-"""Stop of a run, and the killing of its ranks that hang.
-
-A run stops at the end of its current segment, or at once by killing its processes. If some
-ranks of a run hang, `end_hung` lets agents kill them, and TorchElastic then restarts all ranks.
-"""
+"""Stop of a run, and the killing of its ranks that hang."""
 
 from __future__ import annotations
 
