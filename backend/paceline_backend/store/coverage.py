@@ -1,7 +1,4 @@
-"""Count how often each epoch used each sample.
-
-A sample counts as used if the rank that it was assigned to reported the step.
-"""
+"""Count how often each epoch used each sample."""
 
 from __future__ import annotations
 
@@ -130,7 +127,6 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     last = max(uses)
     unfinished = {last} if state in ENDED else {last} | ended
     first = min(hello.epoch, *uses)
-    # List also epochs without segments.
     listed = last - first < _MOST_EPOCHS
     epochs = [
         _epoch(epoch, uses[epoch], samples, epoch in complete, epoch in unfinished, allowed)

@@ -155,13 +155,10 @@ class Store:
         self.close()
 
     def _check_file(self) -> None:
-        """Check that SQLite's file is still the one that was opened.
+        """Raise `StoreUnavailableError` if SQLite's file was deleted or replaced.
 
-        SQLite continues to write to a deleted file, and these writes are lost when the process
+        SQLite would continue to write to a deleted file, and these writes are lost when the process
         ends.
-
-        Raises:
-            StoreUnavailableError: the file was deleted or replaced.
         """
         if not self.is_sqlite:
             return

@@ -221,7 +221,8 @@ def step_table(
 ) -> Floats:
     """Return complete steps, ascending, as [steps, 2 + metrics]; NaN: unknown.
 
-    Each row has step, load, and the values of `metrics`, which are names of `reads.METRICS`.
+    Each row has step, load, and the values of `metrics`, which are names of
+    `rollups.metrics.METRICS`.
     """
     columns = [METRICS[name] for name in metrics]
     query = sa.select(steps.c.step, steps.c.load_sum, *columns).where(steps.c.run == run)
@@ -241,7 +242,7 @@ def newest_steps(
 ) -> Floats:
     """Return the newest `most` complete steps of a range, ascending, like `step_table`.
 
-    `names` are names of `reads.METRICS`, or `samples`.
+    `names` are names of `rollups.metrics.METRICS`, or `samples`.
     """
     columns = [METRICS[name] if name in METRICS else steps.c[name] for name in names]
     query = sa.select(steps.c.step, steps.c.load_sum, *columns).where(steps.c.run == run)

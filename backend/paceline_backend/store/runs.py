@@ -1,8 +1,7 @@
 """Read, list and end runs.
 
-REST uses this module to show runs, and the worker process to find the runs that it plans and
-supervises. Each run has a public id, which clients use, and an integer key for foreign keys.
-Functions that return something about one run raise `UnknownRunError` if no run has the public id.
+Each run has a public id, which clients use, and an integer key for foreign keys. Functions that
+return something about one run raise `UnknownRunError` if no run has the public id.
 `get` and `page` combine the row of a run with facts from other tables: its progress, its expected
 end, and a notice if it shows no steps.
 """

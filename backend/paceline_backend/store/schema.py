@@ -300,7 +300,6 @@ runs = Table(
     Column("join_check", Double, nullable=False, server_default="1.5"),
     # The ranks' device, from the leader's Hello.
     Column("device", Text),
-    # The note that users wrote about the run.
     Column("note", Text, nullable=False, server_default=""),
     # When the run's rows of `run_days` were last recomputed, by the clock of the process that did
     # it.
@@ -326,7 +325,6 @@ runs = Table(
     ),
 )
 
-# Tags: short words that users give to runs to find them again.
 run_tags = Table(
     "run_tags",
     metadata,
@@ -369,7 +367,7 @@ run_nodes = Table(
     sqlite_with_rowid=False,
 )
 
-# One row per Hello: first step of an attempt, and the last step that earlier attempts had reached.
+# One row per Hello.
 attempts = Table(
     "attempts",
     metadata,
@@ -412,7 +410,6 @@ switches = Table(
     # First step that was planned with the policy.
     Column("effective_step", BigInteger),
     Column("effective_at", Double),
-    # The reason that the requester gave.
     Column("why", Text, nullable=False, server_default=""),
 )
 
@@ -533,7 +530,6 @@ segments = Table(
         sqlite_where=text("synchroniser <> 'allreduce' AND fallback = ''"),
         postgresql_where=text("synchroniser <> 'allreduce' AND fallback = ''"),
     ),
-    # Segments in which ranks fell back to the all-reduce.
     Index(
         "ix_segments_fallbacks",
         "run",
@@ -700,7 +696,6 @@ rank_rollups = Table(
     "rank_rollups",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    # The first step of the block.
     Column("step", BigInteger, primary_key=True),
     Column("rank", Integer, primary_key=True),
     # The latest attempt among the rank's records in the block.
@@ -743,10 +738,8 @@ run_days = Table(
     Column("worker_s", Double, nullable=False),
     Column("waited_s", Double, nullable=False),
     Column("se_sum", Double, nullable=False),
-    # Number of steps that have an SE.
     Column("se_count", BigInteger, nullable=False),
     Column("waste_sum", Double, nullable=False),
-    # Number of steps that have a waste.
     Column("waste_count", BigInteger, nullable=False),
     Index("ix_run_days_day", "day"),
     sqlite_with_rowid=False,

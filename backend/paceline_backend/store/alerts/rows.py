@@ -31,13 +31,8 @@ class AcknowledgedError(PacelineError):
 class AlertFilter:
     """Filter for a list of alerts; None accepts all.
 
-    Args:
-        state: `raised` selects active alerts, `resolved` those that have ended.
-        rule: name of the alert rule.
-        run: public id of the run that the alert is about.
-        severity: severity of the alert.
-        acknowledged: whether an operator has acknowledged the alert.
-        since: raised at this Unix time or later.
+    `state` ``raised`` selects active alerts, ``resolved`` those that have ended. `run` is a public
+    id. `since` selects alerts that were raised at this Unix time or later.
     """
 
     state: AlertState | None = None

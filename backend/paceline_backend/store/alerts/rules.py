@@ -11,7 +11,6 @@ import sqlalchemy as sa
 from paceline_backend.store.database import insert, now
 from paceline_backend.store.schema import meta
 
-# Prefix of a setting's name; the name of the rule follows.
 _PREFIX = "alert rule "
 
 

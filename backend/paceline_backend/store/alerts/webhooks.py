@@ -56,7 +56,7 @@ def create(connection: sa.Connection, name: str, url: str, severity: str, by: st
 
 
 def delete(connection: sa.Connection, webhook: str) -> None:
-    """Delete a webhook, so that it gets no further notifications."""
+    """Delete a webhook."""
     if not connection.execute(sa.delete(webhooks).where(webhooks.c.id == webhook)).rowcount:
         raise UnknownWebhookError(f"no webhook has the id {webhook}")
 
@@ -134,7 +134,6 @@ def note(
 
 
 def _of_severity(connection: sa.Connection, severity: str) -> list[int]:
-    """Return the keys of the webhooks that receive alerts of a severity."""
     least = SEVERITIES[: SEVERITIES.index(severity) + 1]
     query = sa.select(webhooks.c.key).where(webhooks.c.severity.in_(least))
     return list(connection.execute(query.order_by(webhooks.c.key)).scalars())

@@ -20,7 +20,6 @@ _COLUMNS = ("created_at", "started_at", "ended_at", "name", "policy", "state")
 # Name of a cost → column of `run_days` with the time to which it is proportional. A list that
 # should be sorted by a cost is sorted by this time.
 COSTS = {"cost": "worker_s", "waited_cost": "waited_s"}
-# Names by which a list can be sorted.
 SORTS = (*_COLUMNS, "steps", *FIGURES, *COSTS)
 
 

@@ -30,15 +30,11 @@ class Due:
 
 @dataclass(frozen=True)
 class OutcomeFilter:
-    """Filter for outcomes of forecasts.
+    """Filter for outcomes of forecasts; None accepts all.
 
-    Args:
-        since: only switches at this Unix time or later; None: any.
-        until: only switches before this Unix time; None: any.
-        policy: the preset that was switched to; None: any.
-        nodes: number of nodes of the run; None: any.
-        simulated: include simulated runs, whose steps come from the same simulator as the
-            forecasts.
+    `since` (inclusive) and `until` (exclusive) are Unix times of the switch, `policy` is the preset
+    that was switched to, and `nodes` the number of nodes of the run. `simulated` includes simulated
+    runs, whose steps come from the same simulator as the forecasts.
     """
 
     since: float | None = None

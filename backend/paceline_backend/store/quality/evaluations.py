@@ -52,8 +52,6 @@ def read(
     weighted by these numbers.
 
     Args:
-        connection: connection to read from.
-        run: key of the run.
         counting: the steps that no restart discarded, from `store.attempts.spans`.
         limit: return at most this many evaluations, the newest ones; None: all.
         since: only evaluations after this step or a later one.

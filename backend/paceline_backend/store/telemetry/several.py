@@ -93,7 +93,6 @@ def ended(ends: Collection[RunNode], rows: Collection[RunNode]) -> RunState:
 
 
 def _lost_message(lost: Collection[RunNode]) -> str:
-    """Return the message of a run that failed because nodes were lost."""
     in_order = sorted(lost, key=lambda row: row.node)
     said = [_named(row.node, row.message) or row.node for row in in_order[:_NAMED]]
     more = len(in_order) - len(said)
