@@ -23,7 +23,6 @@ class AttemptSpan:
 
     Args:
         attempt: the latest of these attempts; None matches all attempts.
-        first: first step.
         end: one past the last step; None: no limit.
         before: number of attempts directly before `attempt` that have the same range.
     """

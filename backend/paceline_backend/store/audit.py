@@ -32,9 +32,7 @@ class Requester:
     Args:
         name: name of the token or proxy user.
         scope: what the requester may do; empty for the control plane itself.
-        address: network address of the client.
         via: name of the client program, as it reports itself.
-        why: reason that the requester gave.
         operator: name that the person gave, if several people share one token or user.
     """
 
@@ -153,7 +151,7 @@ def stop_of(connection: sa.Connection, run: str) -> dict[str, Any] | None:
 
 
 def stop_asked(connection: sa.Connection, run: str) -> bool:
-    """Return whether the end of a run's latest launch was requested."""
+    """Return whether a stop of a run's latest launch was requested."""
     return stop_of(connection, run) is not None
 
 
@@ -193,9 +191,9 @@ _TAGS = ("run.tag", "run.untag")
 
 @dataclass(frozen=True)
 class RequestedChange:
-    """Requested change of a run, by its public id.
+    """Requested change of a run.
 
-    `expected` is the revision of the run that the requester has read; None: any.
+    `run` is the public id, and `expected` the revision that the requester has read; None: any.
     """
 
     run: str

@@ -167,7 +167,6 @@ def heat_of(rows: Sequence[Any], world: int) -> dict[str, Any]:
             in the heat map, the first step of the cell's column, the means of compute time (s),
             expected time and fraction of the load (None: unknown), and the minimum and maximum
             compute time.
-        world: number of ranks of the run.
     """
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * 7
     of_rank, of_step = (np.array(column, dtype=np.int64) for column in columns[:2])

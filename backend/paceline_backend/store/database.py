@@ -26,7 +26,6 @@ from paceline.core.errors import PacelineError
 from paceline_backend.store import migrate as _migrate
 
 T = TypeVar("T")
-# The type that `Store.read` and `Store.write` yield.
 Connection = sa.Connection
 
 _BUSY_TIMEOUT_S = 30.0
@@ -157,7 +156,7 @@ class Store:
     def _check_file(self) -> None:
         """Raise `StoreUnavailableError` if SQLite's file was deleted or replaced.
 
-        SQLite would continue to write to a deleted file, and these writes are lost when the process
+        SQLite would continue to write to a deleted file, and lose these writes when the process
         ends.
         """
         if not self.is_sqlite:
@@ -331,5 +330,4 @@ def _postgres_engine(url: sa.URL) -> sa.Engine:
 
 
 def _unless_in(url: sa.URL, **defaults: object) -> dict[str, object]:
-    """Return the driver arguments in `defaults` that the URL does not set."""
     return {key: value for key, value in defaults.items() if key not in url.query}

@@ -36,7 +36,6 @@ _SHOWN_CELLS = 250_000
 # First and last step, both included. None: no bound.
 Range = tuple[int | None, int | None]
 PHASES = ("data_s", "compute_s", "wait_s", "reduce_s", "rest_s")
-# An empty range of steps.
 _NOTHING = (1, 0)
 
 

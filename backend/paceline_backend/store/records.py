@@ -80,8 +80,8 @@ def of_attempt(
 ) -> Iterator[tuple[int, int, tuple[float, ...]]]:
     """Yield (step, rank, values of `columns`), ordered by step and rank.
 
-    The rows are those of an attempt, and those of comparable earlier steps (see `_known`). The
-    steps are those in the half-open range `newest`, and those in the ranges `older` before it.
+    The rows belong to an attempt, or to comparable earlier steps (see `_known`). Only steps in the
+    half-open range `newest` and in the earlier ranges `older` are included.
     """
     since, before = newest
     c = worker_steps.c
@@ -151,10 +151,7 @@ def reported(connection: sa.Connection, run: int, span: Range) -> tuple[int, int
 def between(
     connection: sa.Connection, run: int, columns: Sequence[str], first: int, last: int
 ) -> Floats:
-    """Return all rows of steps `first` to `last`, of any attempt, [rows, 2 + columns].
-
-    Each row has step, rank and the values of `columns`. The rows are ordered by step and rank.
-    """
+    """Return all rows of steps `first` to `last`, of any attempt, in the form of `since`."""
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
         c.run == run, c.step.between(first, last)
@@ -233,7 +230,6 @@ def step_table(
         query = query.where(steps.c.step <= last)
     rows = connection.execute(query.order_by(steps.c.step)).all()
     values = np.array([tuple(row) for row in rows], dtype=np.float64)
-    # Set the shape explicitly, because there may be no rows.
     return values.reshape(len(rows), 2 + len(metrics))
 
 

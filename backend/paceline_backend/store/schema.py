@@ -69,7 +69,6 @@ tokens = Table(
     "tokens",
     metadata,
     Column("key", BigKey, primary_key=True),
-    # The public id of the token or browser.
     Column("id", Text, nullable=False, unique=True),
     # `token` or `browser`.
     Column("kind", Text, nullable=False),
@@ -108,8 +107,7 @@ repeats = Table(
     Index("ix_repeats_at", "at"),
 )
 
-# The audit log of changes. Rows outlive the runs that they are about, so `run` is a public id and
-# not a foreign key.
+# The audit log of changes.
 audit = Table(
     "audit",
     metadata,
@@ -209,7 +207,7 @@ cordons = Table(
 )
 
 # Engines that may have jobs of a run. A row exists from the launch until the engine has no more
-# jobs of the run. Rows outlive the run, so `run` is a public id and not a foreign key.
+# jobs of the run.
 engine_runs = Table(
     "engine_runs",
     metadata,
@@ -729,7 +727,6 @@ run_days = Table(
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
     # Days since 1970-01-01, UTC.
     Column("day", Integer, primary_key=True, autoincrement=False),
-    # The version of the policy that planned the steps.
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("steps", BigInteger, nullable=False),
     Column("step_s_sum", Double, nullable=False),
@@ -765,8 +762,7 @@ run_progress = Table(
     sqlite_with_rowid=False,
 )
 
-# Verdicts about a run's newest steps. Consecutive verdicts with the same causes share one row. Rows
-# outlive the runs that they are about, so `run` is a public id and not a foreign key.
+# Verdicts about a run's newest steps. Consecutive verdicts with the same causes share one row.
 verdicts = Table(
     "verdicts",
     metadata,
@@ -812,7 +808,7 @@ forecasts = Table(
 )
 
 # Measured effects of policy switches. Rows outlive the runs that they are about, so that forecasts
-# can be scored over all runs: `run` is a public id and not a foreign key.
+# can be scored over all runs.
 effects = Table(
     "effects",
     metadata,
@@ -838,7 +834,6 @@ effects = Table(
     Index("ix_effects_at", "at"),
 )
 
-# Rows outlive the runs that they are about, so `run` is a public id and not a foreign key.
 alerts = Table(
     "alerts",
     metadata,

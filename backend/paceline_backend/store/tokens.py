@@ -181,7 +181,7 @@ def of_cookie(connection: Connection, identity: str, configured: Iterable[str]) 
 
 
 def is_valid(connection: Connection, identity: str, configured: Iterable[str]) -> bool:
-    """Return whether a token or browser is valid; for `configured` see `of_cookie`."""
+    """Return whether a token or browser is neither revoked nor expired; see `of_cookie`."""
     return connection.execute(_still_valid(identity, configured)).first() is not None
 
 
@@ -286,7 +286,7 @@ def revoke_of_run(connection: Connection, run: str) -> None:
 
 
 def revoke_derived(connection: Connection) -> None:
-    """Revoke the tokens derived from the server's secret: its own token and the tokens of runs."""
+    """Revoke all tokens derived from the server's secret: the server's own, and those of runs."""
     own = sa.select(settings.c.value).where(settings.c.name == _EMBEDDED)
     derived = tokens.c.run.is_not(None) | tokens.c.id.in_(own)
     query = sa.update(tokens).where(derived, tokens.c.revoked_at.is_(None))

@@ -31,8 +31,8 @@ class AcknowledgedError(PacelineError):
 class AlertFilter:
     """Filter for a list of alerts; None accepts all.
 
-    `state` ``raised`` selects active alerts, ``resolved`` those that have ended. `run` is a public
-    id. `since` selects alerts that were raised at this Unix time or later.
+    `state` is ``raised`` for active alerts, and ``resolved`` for those that have ended. `run` is a
+    public id. `since` selects alerts that were raised at this Unix time or later.
     """
 
     state: AlertState | None = None
@@ -110,10 +110,7 @@ def get(connection: sa.Connection, key: int) -> dict[str, Any]:
 
 
 def counts(connection: sa.Connection) -> dict[str, int]:
-    """Count all active alerts (`raised`), the `unacknowledged` ones, and the `critical` ones.
-
-    `critical` counts only unacknowledged alerts.
-    """
+    """Count active alerts: all (`raised`), `unacknowledged`, and unacknowledged `critical` ones."""
     c = alerts.c
     query = sa.select(
         sa.func.count(),

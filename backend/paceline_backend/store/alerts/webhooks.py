@@ -81,9 +81,8 @@ def queue(
 ) -> int:
     """Enqueue a ``raised`` or ``resolved`` event for all webhooks that receive its severity.
 
-    Call it in the transaction that records the event. Webhooks with a higher minimum severity are
-    skipped. `at` is the Unix time of the event and of the first attempt. Return the number of
-    webhooks that receive the event.
+    Call it in the transaction that records the event. `at` is the Unix time of the event and of the
+    first attempt. Return the number of webhooks that receive the event.
     """
     keys = _of_severity(connection, severity)
     values = {"alert": alert, "event": event, "body": body, "due_at": at, "tries": 0}

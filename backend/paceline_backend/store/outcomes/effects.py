@@ -47,7 +47,7 @@ class OutcomeFilter:
 def due(connection: sa.Connection, owner: str, limit: int) -> list[Due]:
     """Return the runs whose effects should be measured, except those that another worker plans.
 
-    `owner` is the id of this worker. `limit` applies only to ended runs.
+    `limit` applies only to ended runs.
     """
     c = runs.c
     kept = sa.and_(effects.c.run == c.id, effects.c.version == switches.c.version)

@@ -20,9 +20,7 @@ class Evaluated:
     Args:
         step: the last step before the evaluation; -1: none.
         epoch: epoch of that step.
-        attempt: the attempt that ran the evaluation.
         trained: number of samples that the run had trained on before the evaluation.
-        at: Unix time of the evaluation.
         ranks: number of ranks whose values are combined.
         metrics: value by name; None if the value was not a finite number.
     """

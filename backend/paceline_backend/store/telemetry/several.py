@@ -81,8 +81,8 @@ def outcome(rows: Collection[RunNode]) -> RunState | None:
 def ended(ends: Collection[RunNode], rows: Collection[RunNode]) -> RunState:
     """Return the final state of a run with the nodes `rows`; the nodes `ends` decide the result.
 
-    State and message are those of the node in `ends` that ended first; if this node was lost, the
-    message names all lost nodes. The time is that of the node in `rows` that ended last.
+    The run gets state and message of the node in `ends` that ended first; if this node was lost,
+    the message names all lost nodes. The run's end is the time at which the last of `rows` ended.
     """
     first = min(ends, key=lambda row: (row.reported_at or 0.0, row.node))
     at = max(row.reported_at or row.launched_at for row in rows)

@@ -61,8 +61,6 @@ def backup(store: Store, file: Path) -> None:
 def restore(store: Store, file: Path, *, replace: bool) -> None:
     """Restore a `backup` file in one transaction: other processes see all of it or nothing.
 
-    `replace` allows overwriting existing tables.
-
     Raises:
         BackupError: the database has tables and `replace` is false, or the file is not a backup of
             the same kind of database.
