@@ -1,7 +1,6 @@
 """Open a database, run transactions on it, and translate its errors.
 
-`Store` wraps SQLAlchemy for SQLite and Postgres. `Store.read` and `Store.write` are the two kinds
-of transactions. Errors of drivers leave this module only as `StoreError` or one of its subclasses.
+Errors of drivers leave this module only as `StoreError` or one of its subclasses.
 """
 
 from __future__ import annotations

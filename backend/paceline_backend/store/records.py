@@ -130,7 +130,6 @@ def since(
     """Return an attempt's rows from step `first` on, [rows, 2 + columns].
 
     Each row has step, rank and the values of `columns`. The rows are ordered by step and rank.
-    `world` is the attempt's number of ranks.
     """
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(

@@ -432,7 +432,6 @@ worker_steps = Table(
     Column("ett_s", Double),
     Column("loss", Double),
     Column("memory_bytes", BigInteger, nullable=False),
-    # Sum of the squared sizes of the rank's samples.
     Column("squares", Double, nullable=False, server_default="0"),
     Column("longest", Double, nullable=False, server_default="0"),
     Column("recompiles", Integer, nullable=False, server_default="0"),
@@ -550,7 +549,7 @@ rounds = Table(
     Column("step", BigInteger, nullable=False),
     Column("world", Integer, nullable=False),
     Column("contributors", Integer, nullable=False),
-    # Numbers of gradients with staleness 0, 1, 2, …: a list as MessagePack.
+    # A list as MessagePack.
     Column("staleness", LargeBinary, nullable=False),
     Column("dropped", Integer, nullable=False),
     Column("waited_s", Double, nullable=False),
@@ -571,7 +570,6 @@ long_phases = Table(
     Column("attempt", SmallInteger, nullable=False),
     Column("step", BigInteger, nullable=False),
     Column("phase", Text, nullable=False),
-    # Duration of the phase at the time of the report.
     Column("since_s", Double, nullable=False),
     # Time of the report, by the node's clock.
     Column("at", Double, nullable=False),
@@ -580,8 +578,7 @@ long_phases = Table(
     sqlite_with_rowid=False,
 )
 
-# For data sets that are stored on the nodes: one row per attempt, epoch and rank. Only the first
-# rank of each node reports the data that moved to the node.
+# For data sets that are stored on the nodes: one row per attempt, epoch and rank.
 data_epochs = Table(
     "data_epochs",
     metadata,
@@ -592,14 +589,10 @@ data_epochs = Table(
     Column("node", Text, nullable=False),
     Column("planned_bytes", BigInteger, nullable=False),
     Column("moved_bytes", BigInteger, nullable=False),
-    # Number of samples that moved to the node.
     Column("moved", BigInteger, nullable=False),
     Column("moved_s", Double, nullable=False),
-    # Bytes and samples that steps read from the data set's source, because the node did not have
-    # them.
     Column("read_bytes", BigInteger, nullable=False),
     Column("read", BigInteger, nullable=False),
-    # Number of steps that waited for data from the source.
     Column("waits", BigInteger, nullable=False),
     Column("waited_s", Double, nullable=False),
     Column("held_bytes", BigInteger, nullable=False),
@@ -616,7 +609,6 @@ worker_metrics = Table(
     Column("name", Text, primary_key=True),
     Column("rank", Integer, primary_key=True),
     Column("attempt", SmallInteger, nullable=False),
-    # Weight of the rank in the mean over ranks: its samples or its load, as for the loss.
     Column("weight", Double, nullable=False),
     # NULL: not a finite number.
     Column("value", Double),
@@ -639,17 +631,13 @@ evaluations = Table(
     "evaluations",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    # The last step before the evaluation; -1: none.
     Column("step", BigInteger, primary_key=True),
     Column("attempt", SmallInteger, primary_key=True),
     Column("name", Text, primary_key=True),
     Column("rank", Integer, primary_key=True),
     Column("epoch", Integer, nullable=False),
-    # Number of samples that all ranks together had trained on before the evaluation.
     Column("trained", BigInteger, nullable=False),
     Column("at", Double, nullable=False),
-    # Number of samples that the rank evaluated: the weight of its value in the mean over ranks.
-    # NULL: not reported, so only rank 0's value counts.
     Column("samples", BigInteger),
     # NULL: not a finite number.
     Column("value", Double),

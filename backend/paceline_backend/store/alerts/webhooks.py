@@ -1,8 +1,6 @@
 """Webhooks, the receivers of alerts, and the queue of notifications to them.
 
-`queue` enqueues the notifications of an event, `claim` returns the notifications that are due, and
-`note` records the result of each attempt. `get` and `delete` raise `UnknownWebhookError` if there
-is no webhook with this id.
+`get` and `delete` raise `UnknownWebhookError` if there is no webhook with this id.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Sum up each epoch of a run: its steps, each worker's steps, and the data that moved to nodes.
-
-For each worker, also count the samples that another worker had in the epoch before.
-"""
+"""Sum up each epoch of a run: its steps, each worker's steps, and the data that moved to nodes."""
 
 from __future__ import annotations
 

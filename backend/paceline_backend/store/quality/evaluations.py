@@ -15,14 +15,10 @@ from paceline_backend.store.schema import evaluations
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Metrics that a script measured on held-out data after a step.
+    """Metrics that a script measured on held-out data after a step, combined over `ranks` ranks.
 
-    Args:
-        step: the last step before the evaluation; -1: none.
-        epoch: epoch of that step.
-        trained: number of samples that the run had trained on before the evaluation.
-        ranks: number of ranks whose values are combined.
-        metrics: value by name; None if the value was not a finite number.
+    A value in `metrics` is None if it was not a finite number. For the other fields see
+    `wire.Evaluation`.
     """
 
     step: int
