@@ -23,7 +23,6 @@ class AttemptSpan:
 
     Args:
         attempt: the latest of these attempts; None matches all attempts.
-        first: first step.
         end: one past the last step; None: no limit.
         before: number of attempts directly before `attempt` that have the same range.
     """
@@ -38,10 +37,7 @@ class AttemptSpan:
         step: sa.Column[Any] = worker_steps.c.step,
         attempt: sa.Column[Any] = worker_steps.c.attempt,
     ) -> list[sa.ColumnElement[bool]]:
-        """Return the SQL condition that selects the rows of these steps.
-
-        `step` and `attempt` are the columns of the table, `worker_steps` by default.
-        """
+        """Return the SQL conditions that select the rows of these steps."""
         where = [step >= self.first]
         if self.attempt is not None:
             where.append(attempt.between(self.attempt - self.before, self.attempt))
@@ -68,8 +64,7 @@ def present(
 def end_of(attempt: int, starts: Mapping[int, int]) -> int | None:
     """Return the exclusive end of an attempt's steps that can still count; None: all can.
 
-    The end is the smallest first step of all later attempts. `starts` maps each attempt to its
-    first step.
+    `starts` maps each attempt to its first step.
     """
     return min((step for other, step in starts.items() if other > attempt), default=None)
 

@@ -9,9 +9,6 @@ the run has been changed since, the change fails with `RevisionError`, which nam
         ...
     with store.write() as connection:
         record(connection, requester, "token.create", target="ci")  # any other change
-
-A run's revision thus serves as an optimistic lock against concurrent changes. `requests` and `api`
-write the log; `api` reads it.
 """
 
 from __future__ import annotations
@@ -35,9 +32,7 @@ class Requester:
     Args:
         name: name of the token or proxy user.
         scope: what the requester may do; empty for the control plane itself.
-        address: network address of the client.
         via: name of the client program, as it reports itself.
-        why: reason that the requester gave.
         operator: name that the person gave, if several people share one token or user.
     """
 
@@ -75,11 +70,8 @@ RESERVED = (
 class ChangeFilter:
     """Filter for rows of the audit log; None accepts all.
 
-    Args:
-        run: public id of the changed run.
-        who: name of the requester.
-        action: kind of change.
-        since: only changes at this Unix time or later.
+    `run` is a public id, and `who` the name of the requester. `since` selects changes at this Unix
+    time or later.
     """
 
     run: str | None = None
@@ -145,7 +137,7 @@ def newest(
 
 
 def owners(connection: sa.Connection, runs: Sequence[str]) -> dict[str, str]:
-    """Return the name of each run's creator, by public id; runs without an entry are left out."""
+    """Return each run's creator, by public id; runs whose creation is not logged are left out."""
     c = audit.c
     first = sa.func.min(c.who).label("owner")
     query = sa.select(c.run, first).where(c.action == "run.create", c.run.in_(runs))
@@ -159,7 +151,7 @@ def stop_of(connection: sa.Connection, run: str) -> dict[str, Any] | None:
 
 
 def stop_asked(connection: sa.Connection, run: str) -> bool:
-    """Return whether the end of a run's latest launch was requested."""
+    """Return whether a stop of a run's latest launch was requested."""
     return stop_of(connection, run) is not None
 
 
@@ -201,10 +193,7 @@ _TAGS = ("run.tag", "run.untag")
 class RequestedChange:
     """Requested change of a run.
 
-    Args:
-        run: public id of the run.
-        by: the requester of the change, with the reason.
-        expected: revision of the run that the requester has read; None: any.
+    `run` is the public id, and `expected` the revision that the requester has read; None: any.
     """
 
     run: str
@@ -242,9 +231,9 @@ def record_change(
     """Record that this transaction changes a run; return the run's new revision.
 
     Call this before the change, because it locks the run's row: of two concurrent changes with the
-    same expected revision, only one succeeds. `action` is the kind of change (``run.policy``,
-    ``run.stop``, …); `details` has plain values, never a secret. Notes that were written since the
-    expected revision conflict only with another note, because they do not change the training.
+    same expected revision, only one succeeds. For `action` and `details` see `record`. Notes that
+    were written since the expected revision conflict only with another note, because they do not
+    change the training.
 
     Raises:
         UnknownRunError: no such run.
@@ -266,10 +255,7 @@ def record_change(
 
 
 def _as_seen(run: str, action: str, expected: int) -> Any:
-    """Return the revision that a run must have so that `action` conflicts with no change.
-
-    `expected` is the revision that the requester has read.
-    """
+    """Return the revision that a run must have so that `action` conflicts with no change."""
     if action == NOTE:
         return expected
     c = audit.c

@@ -31,7 +31,6 @@ POINTS = 1_000
 # If a run has more ranks than this, a view has no lines of ranks, only the heat map.
 LINES = 16
 
-# Metrics of a rank's step that a view shows.
 _SHOWN = ("compute_s", "ett_s", "share")
 # If a range has more records than this, each point or column covers at least one block of 100
 # steps, so that roll-ups are read instead of records.
@@ -48,7 +47,6 @@ _FEW_BLOCKS = 4
 
 Floats = npt.NDArray[np.float64]
 
-# Maximum number of rows of a heat map.
 _HEAT_ROWS = 256
 # The heat map's scale divides the range from the minimum to the maximum into this many intervals.
 # The minimum has code 1; code 0 means unknown.
@@ -169,7 +167,6 @@ def heat_of(rows: Sequence[Any], world: int) -> dict[str, Any]:
             in the heat map, the first step of the cell's column, the means of compute time (s),
             expected time and fraction of the load (None: unknown), and the minimum and maximum
             compute time.
-        world: number of ranks of the run.
     """
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * 7
     of_rank, of_step = (np.array(column, dtype=np.int64) for column in columns[:2])
@@ -229,7 +226,6 @@ def _bands(
 
 
 def _rounded(column: Iterable[float | None]) -> list[float | None]:
-    """Round a column to `_DIGITS` significant digits."""
     return [None if value is None else float(f"{value:.{_DIGITS}g}") for value in column]
 
 

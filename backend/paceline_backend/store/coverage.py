@@ -1,7 +1,4 @@
-"""Count how often each epoch used each sample.
-
-A sample counts as used if the rank that it was assigned to reported the step.
-"""
+"""Count how often each epoch used each sample."""
 
 from __future__ import annotations
 
@@ -130,7 +127,6 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     last = max(uses)
     unfinished = {last} if state in ENDED else {last} | ended
     first = min(hello.epoch, *uses)
-    # List also epochs without segments.
     listed = last - first < _MOST_EPOCHS
     epochs = [
         _epoch(epoch, uses[epoch], samples, epoch in complete, epoch in unfinished, allowed)
@@ -232,11 +228,10 @@ def _epoch(
 ) -> dict[str, Any]:
     """Count how often one epoch used its samples.
 
-    `parts` are the used samples, with repetitions. `samples` is the size of the data set. It is
-    None for a stream, which counts as having the samples up to the greatest number that was used.
-    `allowed` has the possible numbers of samples that `drop_last` drops: a complete epoch with one
-    of these numbers of missing samples is still exact. `unfinished` says whether an incomplete
-    epoch counts as exact.
+    `parts` are the used samples, with repetitions. `samples` is the size of the data set, None for
+    a stream. `allowed` has the possible numbers of samples that `drop_last` drops: a complete epoch
+    with one of these numbers of missing samples is still exact. `unfinished` says whether an
+    incomplete epoch counts as exact.
 
     A rank of a stream may report an arbitrarily large sample number. So the memory that this
     function needs depends only on the number of used samples, not on their numbers.

@@ -1,7 +1,6 @@
 """Open a database, run transactions on it, and translate its errors.
 
-`Store` wraps SQLAlchemy for SQLite and Postgres. `Store.read` and `Store.write` are the two kinds
-of transactions. Errors of drivers leave this module only as `StoreError` or one of its subclasses.
+Errors of drivers leave this module only as `StoreError` or one of its subclasses.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from paceline.core.errors import PacelineError
 from paceline_backend.store import migrate as _migrate
 
 T = TypeVar("T")
-# The type that `Store.read` and `Store.write` yield.
 Connection = sa.Connection
 
 _BUSY_TIMEOUT_S = 30.0
@@ -155,13 +153,10 @@ class Store:
         self.close()
 
     def _check_file(self) -> None:
-        """Check that SQLite's file is still the one that was opened.
+        """Raise `StoreUnavailableError` if SQLite's file was deleted or replaced.
 
-        SQLite continues to write to a deleted file, and these writes are lost when the process
+        SQLite would continue to write to a deleted file, and lose these writes when the process
         ends.
-
-        Raises:
-            StoreUnavailableError: the file was deleted or replaced.
         """
         if not self.is_sqlite:
             return
@@ -334,5 +329,4 @@ def _postgres_engine(url: sa.URL) -> sa.Engine:
 
 
 def _unless_in(url: sa.URL, **defaults: object) -> dict[str, object]:
-    """Return the driver arguments in `defaults` that the URL does not set."""
     return {key: value for key, value in defaults.items() if key not in url.query}

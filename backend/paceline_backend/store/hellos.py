@@ -27,7 +27,7 @@ from paceline_backend.store.schema import hello_parts, runs
 
 # Maximum number of incomplete Hellos of a run. Hellos of earlier attempts are deleted first.
 _MOST_INCOMPLETE = 2
-# Maximum number of parts that one query fetches.
+# Number of parts that `read` fetches from the database at a time.
 _PARTS_PER_QUERY = 16
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class HelloKey(NamedTuple):
 class PackedHello(NamedTuple):
     """A validated Hello as it is stored: the digest of the message, and its parts.
 
-    `parts` is only the number of the parts if they are stored already.
+    If the parts are already stored, `parts` is only their number.
     """
 
     digest: bytes
@@ -103,8 +103,8 @@ def bound(
 ) -> None:
     """Delete incomplete Hellos of a run, so that they cannot fill the database.
 
-    The Hellos in `complete` are kept, because the caller validates them next, and at most `most`
-    others, those of the latest attempts.
+    Keep the Hellos in `complete`, because the caller validates them next, and up to `most` others
+    of the latest attempts.
     """
     c = hello_parts.c
     query = (

@@ -138,10 +138,7 @@ def wanted(connection: Connection, run: EngineRun, part: str) -> bool:
 def _asked_now(
     connection: Connection, run: EngineRun, *conditions: sa.ColumnElement[bool]
 ) -> Mapping[str, Any] | None:
-    """Return the current `runs.backend_jobs` of a run.
-
-    Return None if the run moved to another engine, if it was resumed, or if a condition fails.
-    """
+    """Return a run's `backend_jobs`; None if it was moved or resumed, or if a condition fails."""
     here = (runs.c.key == run.key, runs.c.backend == run.backend)
     query = sa.select(runs.c.backend_jobs).where(*here, *conditions)
     asked: Mapping[str, Any] | None = connection.execute(query).scalar()

@@ -78,7 +78,7 @@ def extend(
 
 
 def release(store: Store, run: int, owner: str, purpose: Purpose = "plan") -> None:
-    """Delete an owner's lease, so that others need not wait until it expires."""
+    """Delete an owner's lease."""
     c = leases.c
     mine = (c.purpose == purpose, c.run == run, c.owner == owner)
     with store.write() as connection:

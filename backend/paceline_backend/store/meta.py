@@ -18,7 +18,6 @@ class Probe:
     """Health check of the database: whether it accepts writes. Thread-safe.
 
     Args:
-        store: the database.
         wait_s: maximum time in seconds that a check waits for other writers.
         every_s: minimum interval between checks, in seconds. Calls before the interval has ended
             get the last result, so that clients of the health endpoint cannot overload the

@@ -46,10 +46,9 @@ def config(connection: sa.Connection | None = None) -> Config:
 
 
 def to_head(engine: sa.Engine, writer: sa.Engine) -> None:
-    """Create the tables, unless they exist.
+    """Create the tables. If they exist already, take no lock and change nothing.
 
-    If the database has the newest revision already, take no lock and change nothing. `writer` is
-    the same database as `engine`, for transactions that write.
+    `writer` is the same database as `engine`, for transactions that write.
 
     Raises:
         OtherTablesError: another version made the database; nothing was changed.

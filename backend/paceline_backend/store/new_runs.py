@@ -24,7 +24,6 @@ class NewRun:
 
     name: str
     script: str
-    # Number of ranks on each node.
     nproc: int
     policy: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -34,24 +33,16 @@ class NewRun:
     max_restarts: int = 0
     node: str | None = None
     backend: str = "local"
-    # Description of the simulation, for a simulated run.
     scenario: Mapping[str, Any] | None = None
-    # First attempt number of the next launch.
     first_attempt: int = 0
-    # Whether the run gets its own user on the bus.
     signed: bool = False
     nodes_min: int = 1
     nodes_max: int = 1
     # Nodes of a multi-node run: those of the previous launch, or those chosen for this launch.
     nodes: Sequence[str] = ()
-    # Number of nodes that are held back as spares.
     spares: int = 0
-    # Whether a spare replaces a node that a verdict names slow.
     replace_slow_nodes: bool = False
-    # Restart the run after it has hung for this many seconds; None: never.
     restart_hung_s: float | None = None
-    # A node can join only if the median speed of the run's nodes is at most this many times its
-    # speed; 0: any node can join.
     join_check: float = 1.5
     backend_options: Mapping[str, Any] = field(default_factory=dict)
     # URL of the control plane, as the requesting client reaches it.

@@ -36,7 +36,6 @@ _SHOWN_CELLS = 250_000
 # First and last step, both included. None: no bound.
 Range = tuple[int | None, int | None]
 PHASES = ("data_s", "compute_s", "wait_s", "reduce_s", "rest_s")
-# An empty range of steps.
 _NOTHING = (1, 0)
 
 
@@ -62,7 +61,6 @@ def step_columns(connection: sa.Connection, run: int, span: Range, points: int) 
 
 
 def _steps(where: list[sa.ColumnElement[bool]], bucket: int) -> sa.Select[Any]:
-    """Select complete steps, or buckets of steps, without reading roll-ups."""
     s = steps.c
     single: list[Any] = [s.step, s.epoch, s.ended_at, *named(METRICS)]
     query = sa.select(*single).where(*where)
@@ -87,9 +85,6 @@ def worker_step_columns(
     """Return each rank's steps as ``name[rank][step]`` (None: no record), like `step_columns`.
 
     Args:
-        connection: connection to read from.
-        run: key of the run.
-        span: first and last step.
         points: maximum number of steps or buckets.
         which: selection of the ranks; see `shown_every`.
         more: names of further columns, from `MORE_CELLS`. With any of them, the database reads each
@@ -145,7 +140,6 @@ def grids(
 def _cells(
     where: list[sa.ColumnElement[bool]], bucket: int, more: Sequence[str] = ()
 ) -> sa.Select[Any]:
-    """Select ranks' steps, or buckets of steps, without reading roll-ups."""
     w = worker_steps.c
     cells = [*CELLS.values(), *(MORE_CELLS[name] for name in more)]
     if bucket == 1:

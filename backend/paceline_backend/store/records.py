@@ -80,8 +80,8 @@ def of_attempt(
 ) -> Iterator[tuple[int, int, tuple[float, ...]]]:
     """Yield (step, rank, values of `columns`), ordered by step and rank.
 
-    The rows are those of an attempt, and those of comparable earlier steps (see `_known`). The
-    steps are those in the half-open range `newest`, and those in the ranges `older` before it.
+    The rows belong to an attempt, or to comparable earlier steps (see `_known`). Only steps in the
+    half-open range `newest` and in the earlier ranges `older` are included.
     """
     since, before = newest
     c = worker_steps.c
@@ -130,7 +130,6 @@ def since(
     """Return an attempt's rows from step `first` on, [rows, 2 + columns].
 
     Each row has step, rank and the values of `columns`. The rows are ordered by step and rank.
-    `world` is the attempt's number of ranks.
     """
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
@@ -151,10 +150,7 @@ def reported(connection: sa.Connection, run: int, span: Range) -> tuple[int, int
 def between(
     connection: sa.Connection, run: int, columns: Sequence[str], first: int, last: int
 ) -> Floats:
-    """Return all rows of steps `first` to `last`, of any attempt, [rows, 2 + columns].
-
-    Each row has step, rank and the values of `columns`. The rows are ordered by step and rank.
-    """
+    """Return all rows of steps `first` to `last`, of any attempt, in the form of `since`."""
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
         c.run == run, c.step.between(first, last)
@@ -221,7 +217,8 @@ def step_table(
 ) -> Floats:
     """Return complete steps, ascending, as [steps, 2 + metrics]; NaN: unknown.
 
-    Each row has step, load, and the values of `metrics`, which are names of `reads.METRICS`.
+    Each row has step, load, and the values of `metrics`, which are names of
+    `rollups.metrics.METRICS`.
     """
     columns = [METRICS[name] for name in metrics]
     query = sa.select(steps.c.step, steps.c.load_sum, *columns).where(steps.c.run == run)
@@ -232,7 +229,6 @@ def step_table(
         query = query.where(steps.c.step <= last)
     rows = connection.execute(query.order_by(steps.c.step)).all()
     values = np.array([tuple(row) for row in rows], dtype=np.float64)
-    # Set the shape explicitly, because there may be no rows.
     return values.reshape(len(rows), 2 + len(metrics))
 
 
@@ -241,7 +237,7 @@ def newest_steps(
 ) -> Floats:
     """Return the newest `most` complete steps of a range, ascending, like `step_table`.
 
-    `names` are names of `reads.METRICS`, or `samples`.
+    `names` are names of `rollups.metrics.METRICS`, or `samples`.
     """
     columns = [METRICS[name] if name in METRICS else steps.c[name] for name in names]
     query = sa.select(steps.c.step, steps.c.load_sum, *columns).where(steps.c.run == run)

@@ -120,7 +120,6 @@ def _of_samples(hello: Hello) -> str | None:
 
 
 def _of_budget_alone(hello: Hello) -> str | None:
-    """Validate combinations of a token budget with other fields."""
     if hello.token_budget is None:
         if hello.token_limits:
             return "token_limits is given without token_budget: leave it out"

@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from paceline_backend.store.database import Store, insert
 from paceline_backend.store.schema import repeats
 
-# Time for which responses are kept, in seconds.
 RESPONSES_KEPT_S = 86_400.0
 
 

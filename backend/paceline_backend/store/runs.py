@@ -1,8 +1,7 @@
 """Read, list and end runs.
 
-REST uses this module to show runs, and the worker process to find the runs that it plans and
-supervises. Each run has a public id, which clients use, and an integer key for foreign keys.
-Functions that return something about one run raise `UnknownRunError` if no run has the public id.
+Each run has a public id, which clients use, and an integer key for foreign keys. Functions that
+return something about one run raise `UnknownRunError` if no run has the public id.
 `get` and `page` combine the row of a run with facts from other tables: its progress, its expected
 end, and a notice if it shows no steps.
 """
@@ -314,7 +313,6 @@ def _cursor_of(value: Any, key: int, sort: str) -> str:
 
 
 def _place_of(cursor: str, sort: str) -> tuple[Any, int]:
-    """Return sort value and key of the run after which a page continues."""
     if RunOrder.of(sort).newest_first:
         return None, key_at(cursor)
     try:
@@ -400,7 +398,6 @@ def unfinished(connection: sa.Connection) -> list[Unfinished]:
 def _described(
     store: Store, connection: sa.Connection, query: sa.Select[Any], *, keep_key: bool = False
 ) -> list[dict[str, Any]]:
-    """Return runs, each with values from other tables such as tags, progress and target."""
     rows = [_plain(row) for row in connection.execute(query)]
     keys = [run["key"] for run in rows]
     at = now(connection)
@@ -428,7 +425,6 @@ def _described(
 
 
 def _hello_summary(store: Store, key: int, attempt: int | None) -> dict[str, Any]:
-    """Return the facts of a run's Hello; each is None if the run has not sent a Hello."""
     summary = None if attempt is None else _summary(store, key, attempt)
     return (
         dict.fromkeys(HelloSummary.__dataclass_fields__) if summary is None else {**vars(summary)}

@@ -69,7 +69,6 @@ tokens = Table(
     "tokens",
     metadata,
     Column("key", BigKey, primary_key=True),
-    # The public id of the token or browser.
     Column("id", Text, nullable=False, unique=True),
     # `token` or `browser`.
     Column("kind", Text, nullable=False),
@@ -108,8 +107,7 @@ repeats = Table(
     Index("ix_repeats_at", "at"),
 )
 
-# The audit log of changes. Rows outlive the runs that they are about, so `run` is a public id and
-# not a foreign key.
+# The audit log of changes.
 audit = Table(
     "audit",
     metadata,
@@ -209,7 +207,7 @@ cordons = Table(
 )
 
 # Engines that may have jobs of a run. A row exists from the launch until the engine has no more
-# jobs of the run. Rows outlive the run, so `run` is a public id and not a foreign key.
+# jobs of the run.
 engine_runs = Table(
     "engine_runs",
     metadata,
@@ -300,7 +298,6 @@ runs = Table(
     Column("join_check", Double, nullable=False, server_default="1.5"),
     # The ranks' device, from the leader's Hello.
     Column("device", Text),
-    # The note that users wrote about the run.
     Column("note", Text, nullable=False, server_default=""),
     # When the run's rows of `run_days` were last recomputed, by the clock of the process that did
     # it.
@@ -326,7 +323,6 @@ runs = Table(
     ),
 )
 
-# Tags: short words that users give to runs to find them again.
 run_tags = Table(
     "run_tags",
     metadata,
@@ -369,7 +365,7 @@ run_nodes = Table(
     sqlite_with_rowid=False,
 )
 
-# One row per Hello: first step of an attempt, and the last step that earlier attempts had reached.
+# One row per Hello.
 attempts = Table(
     "attempts",
     metadata,
@@ -412,7 +408,6 @@ switches = Table(
     # First step that was planned with the policy.
     Column("effective_step", BigInteger),
     Column("effective_at", Double),
-    # The reason that the requester gave.
     Column("why", Text, nullable=False, server_default=""),
 )
 
@@ -437,7 +432,6 @@ worker_steps = Table(
     Column("ett_s", Double),
     Column("loss", Double),
     Column("memory_bytes", BigInteger, nullable=False),
-    # Sum of the squared sizes of the rank's samples.
     Column("squares", Double, nullable=False, server_default="0"),
     Column("longest", Double, nullable=False, server_default="0"),
     Column("recompiles", Integer, nullable=False, server_default="0"),
@@ -533,7 +527,6 @@ segments = Table(
         sqlite_where=text("synchroniser <> 'allreduce' AND fallback = ''"),
         postgresql_where=text("synchroniser <> 'allreduce' AND fallback = ''"),
     ),
-    # Segments in which ranks fell back to the all-reduce.
     Index(
         "ix_segments_fallbacks",
         "run",
@@ -556,7 +549,7 @@ rounds = Table(
     Column("step", BigInteger, nullable=False),
     Column("world", Integer, nullable=False),
     Column("contributors", Integer, nullable=False),
-    # Numbers of gradients with staleness 0, 1, 2, …: a list as MessagePack.
+    # A list as MessagePack.
     Column("staleness", LargeBinary, nullable=False),
     Column("dropped", Integer, nullable=False),
     Column("waited_s", Double, nullable=False),
@@ -577,7 +570,6 @@ long_phases = Table(
     Column("attempt", SmallInteger, nullable=False),
     Column("step", BigInteger, nullable=False),
     Column("phase", Text, nullable=False),
-    # Duration of the phase at the time of the report.
     Column("since_s", Double, nullable=False),
     # Time of the report, by the node's clock.
     Column("at", Double, nullable=False),
@@ -586,8 +578,7 @@ long_phases = Table(
     sqlite_with_rowid=False,
 )
 
-# For data sets that are stored on the nodes: one row per attempt, epoch and rank. Only the first
-# rank of each node reports the data that moved to the node.
+# For data sets that are stored on the nodes: one row per attempt, epoch and rank.
 data_epochs = Table(
     "data_epochs",
     metadata,
@@ -598,14 +589,10 @@ data_epochs = Table(
     Column("node", Text, nullable=False),
     Column("planned_bytes", BigInteger, nullable=False),
     Column("moved_bytes", BigInteger, nullable=False),
-    # Number of samples that moved to the node.
     Column("moved", BigInteger, nullable=False),
     Column("moved_s", Double, nullable=False),
-    # Bytes and samples that steps read from the data set's source, because the node did not have
-    # them.
     Column("read_bytes", BigInteger, nullable=False),
     Column("read", BigInteger, nullable=False),
-    # Number of steps that waited for data from the source.
     Column("waits", BigInteger, nullable=False),
     Column("waited_s", Double, nullable=False),
     Column("held_bytes", BigInteger, nullable=False),
@@ -622,7 +609,6 @@ worker_metrics = Table(
     Column("name", Text, primary_key=True),
     Column("rank", Integer, primary_key=True),
     Column("attempt", SmallInteger, nullable=False),
-    # Weight of the rank in the mean over ranks: its samples or its load, as for the loss.
     Column("weight", Double, nullable=False),
     # NULL: not a finite number.
     Column("value", Double),
@@ -645,17 +631,13 @@ evaluations = Table(
     "evaluations",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    # The last step before the evaluation; -1: none.
     Column("step", BigInteger, primary_key=True),
     Column("attempt", SmallInteger, primary_key=True),
     Column("name", Text, primary_key=True),
     Column("rank", Integer, primary_key=True),
     Column("epoch", Integer, nullable=False),
-    # Number of samples that all ranks together had trained on before the evaluation.
     Column("trained", BigInteger, nullable=False),
     Column("at", Double, nullable=False),
-    # Number of samples that the rank evaluated: the weight of its value in the mean over ranks.
-    # NULL: not reported, so only rank 0's value counts.
     Column("samples", BigInteger),
     # NULL: not a finite number.
     Column("value", Double),
@@ -700,7 +682,6 @@ rank_rollups = Table(
     "rank_rollups",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    # The first step of the block.
     Column("step", BigInteger, primary_key=True),
     Column("rank", Integer, primary_key=True),
     # The latest attempt among the rank's records in the block.
@@ -734,7 +715,6 @@ run_days = Table(
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
     # Days since 1970-01-01, UTC.
     Column("day", Integer, primary_key=True, autoincrement=False),
-    # The version of the policy that planned the steps.
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("steps", BigInteger, nullable=False),
     Column("step_s_sum", Double, nullable=False),
@@ -743,10 +723,8 @@ run_days = Table(
     Column("worker_s", Double, nullable=False),
     Column("waited_s", Double, nullable=False),
     Column("se_sum", Double, nullable=False),
-    # Number of steps that have an SE.
     Column("se_count", BigInteger, nullable=False),
     Column("waste_sum", Double, nullable=False),
-    # Number of steps that have a waste.
     Column("waste_count", BigInteger, nullable=False),
     Index("ix_run_days_day", "day"),
     sqlite_with_rowid=False,
@@ -772,8 +750,7 @@ run_progress = Table(
     sqlite_with_rowid=False,
 )
 
-# Verdicts about a run's newest steps. Consecutive verdicts with the same causes share one row. Rows
-# outlive the runs that they are about, so `run` is a public id and not a foreign key.
+# Verdicts about a run's newest steps. Consecutive verdicts with the same causes share one row.
 verdicts = Table(
     "verdicts",
     metadata,
@@ -819,7 +796,7 @@ forecasts = Table(
 )
 
 # Measured effects of policy switches. Rows outlive the runs that they are about, so that forecasts
-# can be scored over all runs: `run` is a public id and not a foreign key.
+# can be scored over all runs.
 effects = Table(
     "effects",
     metadata,
@@ -845,7 +822,6 @@ effects = Table(
     Index("ix_effects_at", "at"),
 )
 
-# Rows outlive the runs that they are about, so `run` is a public id and not a foreign key.
 alerts = Table(
     "alerts",
     metadata,

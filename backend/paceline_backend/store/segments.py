@@ -53,10 +53,7 @@ def row(message: Adopted) -> dict[str, Any]:
 
 
 def adopted(connection: sa.Connection, run: int, hello: Hello) -> Iterator[Plan]:
-    """Yield an attempt's segments in the order in which they ran.
-
-    Segments that do not fit the attempt's Hello are left out.
-    """
+    """Yield an attempt's segments in the order in which they ran, if they fit its Hello."""
     query = (
         sa.select(segments.c.body)
         .where(segments.c.run == run, segments.c.attempt == hello.attempt)
@@ -100,10 +97,7 @@ def is_complete(connection: sa.Connection, run: int, hello: Hello) -> bool:
 
 
 def relaxed(connection: sa.Connection, run: int, hello: Hello, since: int) -> list[RelaxedSegment]:
-    """Return an attempt's segments with relaxed synchronisation that end after step `since`.
-
-    The segments are in the order in which they ran.
-    """
+    """Return an attempt's relaxed segments that end after step `since`, in the order they ran."""
     c = segments.c
     end = c.first_step + c.steps
     query = sa.select(c.first_step, end, c.fallback, c.body).where(
@@ -149,10 +143,7 @@ def apart_in(step: sa.Table) -> sa.ColumnElement[bool]:
 
 
 def _apart(c: Any) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return the SQL condition of the index `ix_segments_apart`.
-
-    The condition has literals instead of parameters, so that the database can use the index.
-    """
+    """Return the SQL condition of `ix_segments_apart`: literals let the database use the index."""
     relaxed = c.synchroniser != sa.literal_column(f"'{ALLREDUCE.name}'")
     return relaxed, c.fallback == sa.literal_column("''")
 
@@ -160,10 +151,9 @@ def _apart(c: Any) -> tuple[sa.ColumnElement[bool], ...]:
 def versions(
     connection: sa.Connection, run: int, attempt: int, span: tuple[int, int]
 ) -> list[tuple[int, int]]:
-    """Return the policy versions that planned segments of an attempt, by their first segment.
+    """Return (first segment, policy version) for each version that planned an attempt's segments.
 
-    Each item is the number of the first segment that a version planned, and the version. Only
-    segments with numbers in `span` (first and last number) are used.
+    Only segments with numbers in `span` (first and last number) are used.
     """
     c = segments.c
     first = sa.func.min(c.seq)

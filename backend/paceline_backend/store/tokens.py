@@ -3,9 +3,6 @@
 A token is `pl_<id>_<secret>`. The database stores the id and a hash of the secret. A browser that
 logs in has a row of its own, so that an operator can list and revoke it like a token. A one-time
 link logs in one browser.
-
-`api.auth` calls this module for each request, `api.tokens` to manage tokens, and `paceline server`
-for its own token.
 """
 
 from __future__ import annotations
@@ -57,8 +54,6 @@ class Holder:
     """Identity and rights of the token or browser that authenticated a request.
 
     Args:
-        id: id of the row.
-        name: the token's name.
         scope: what the token allows.
         used_at: Unix time of the last use; None: never used.
         refused: why the token is no longer valid; empty if it is valid.
@@ -186,10 +181,7 @@ def of_cookie(connection: Connection, identity: str, configured: Iterable[str]) 
 
 
 def is_valid(connection: Connection, identity: str, configured: Iterable[str]) -> bool:
-    """Return whether a token or browser is neither revoked nor expired.
-
-    `configured` has the ids of the tokens that come from the server's configuration.
-    """
+    """Return whether a token or browser is neither revoked nor expired; see `of_cookie`."""
     return connection.execute(_still_valid(identity, configured)).first() is not None
 
 
@@ -294,10 +286,7 @@ def revoke_of_run(connection: Connection, run: str) -> None:
 
 
 def revoke_derived(connection: Connection) -> None:
-    """Revoke all tokens whose secrets are derived from the server's secret.
-
-    They are the server's own token and the tokens of runs.
-    """
+    """Revoke all tokens derived from the server's secret: the server's own, and those of runs."""
     own = sa.select(settings.c.value).where(settings.c.name == _EMBEDDED)
     derived = tokens.c.run.is_not(None) | tokens.c.id.in_(own)
     query = sa.update(tokens).where(derived, tokens.c.revoked_at.is_(None))

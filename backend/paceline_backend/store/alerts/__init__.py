@@ -4,6 +4,5 @@
 receivers and the notifications that are still to be sent. A row of `alerts` exists from the first
 evaluation that finds its condition true. The row counts as an alert once `raised_at` is set.
 
-`control.alerts` and `api.alerts` call these modules. The rules' defaults and the debouncing are in
-`insight.alerts`, which does not access the database.
+The rules' defaults and the debouncing are in `insight.alerts`, which does not access the database.
 """

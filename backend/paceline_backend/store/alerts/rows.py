@@ -31,13 +31,8 @@ class AcknowledgedError(PacelineError):
 class AlertFilter:
     """Filter for a list of alerts; None accepts all.
 
-    Args:
-        state: `raised` selects active alerts, `resolved` those that have ended.
-        rule: name of the alert rule.
-        run: public id of the run that the alert is about.
-        severity: severity of the alert.
-        acknowledged: whether an operator has acknowledged the alert.
-        since: raised at this Unix time or later.
+    `state` is ``raised`` for active alerts, and ``resolved`` for those that have ended. `run` is a
+    public id. `since` selects alerts that were raised at this Unix time or later.
     """
 
     state: AlertState | None = None
@@ -115,10 +110,7 @@ def get(connection: sa.Connection, key: int) -> dict[str, Any]:
 
 
 def counts(connection: sa.Connection) -> dict[str, int]:
-    """Count all active alerts (`raised`), the `unacknowledged` ones, and the `critical` ones.
-
-    `critical` counts only unacknowledged alerts.
-    """
+    """Count active alerts: all (`raised`), `unacknowledged`, and unacknowledged `critical` ones."""
     c = alerts.c
     query = sa.select(
         sa.func.count(),

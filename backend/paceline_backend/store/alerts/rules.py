@@ -11,15 +11,11 @@ import sqlalchemy as sa
 from paceline_backend.store.database import insert, now
 from paceline_backend.store.schema import meta
 
-# Prefix of a setting's name; the name of the rule follows.
 _PREFIX = "alert rule "
 
 
 def changed(connection: sa.Connection) -> dict[str, dict[str, Any]]:
-    """Return the rules that an admin changed: name → values, author and time of the change.
-
-    The values are those of `change`; `changed_by` is the author, and `changed_at` the time.
-    """
+    """Return the changed rules: name → the values of `change`, `changed_by` and `changed_at`."""
     query = sa.select(meta.c.name, meta.c.value).where(meta.c.name.startswith(_PREFIX))
     rows = connection.execute(query.order_by(meta.c.name))
     return {row.name.removeprefix(_PREFIX): json.loads(row.value) for row in rows}

@@ -1,8 +1,6 @@
 """Webhooks, the receivers of alerts, and the queue of notifications to them.
 
-`queue` enqueues the notifications of an event, `claim` returns the notifications that are due, and
-`note` records the result of each attempt. `get` and `delete` raise `UnknownWebhookError` if there
-is no webhook with this id.
+`get` and `delete` raise `UnknownWebhookError` if there is no webhook with this id.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ def create(connection: sa.Connection, name: str, url: str, severity: str, by: st
 
 
 def delete(connection: sa.Connection, webhook: str) -> None:
-    """Delete a webhook, so that it gets no further notifications."""
+    """Delete a webhook."""
     if not connection.execute(sa.delete(webhooks).where(webhooks.c.id == webhook)).rowcount:
         raise UnknownWebhookError(f"no webhook has the id {webhook}")
 
@@ -81,9 +79,8 @@ def queue(
 ) -> int:
     """Enqueue a ``raised`` or ``resolved`` event for all webhooks that receive its severity.
 
-    Call it in the transaction that records the event. Webhooks with a higher minimum severity are
-    skipped. `at` is the Unix time of the event and of the first attempt. Return the number of
-    webhooks that receive the event.
+    Call it in the transaction that records the event. `at` is the Unix time of the event and of the
+    first attempt. Return the number of webhooks that receive the event.
     """
     keys = _of_severity(connection, severity)
     values = {"alert": alert, "event": event, "body": body, "due_at": at, "tries": 0}
@@ -134,7 +131,6 @@ def note(
 
 
 def _of_severity(connection: sa.Connection, severity: str) -> list[int]:
-    """Return the keys of the webhooks that receive alerts of a severity."""
     least = SEVERITIES[: SEVERITIES.index(severity) + 1]
     query = sa.select(webhooks.c.key).where(webhooks.c.severity.in_(least))
     return list(connection.execute(query.order_by(webhooks.c.key)).scalars())

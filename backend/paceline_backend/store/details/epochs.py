@@ -1,7 +1,4 @@
-"""Sum up each epoch of a run: its steps, each worker's steps, and the data that moved to nodes.
-
-For each worker, also count the samples that another worker had in the epoch before.
-"""
+"""Sum up each epoch of a run: its steps, each worker's steps, and the data that moved to nodes."""
 
 from __future__ import annotations
 
@@ -21,10 +18,7 @@ _MEANS = ("step_s", "se", "waste", "dif", "ett_error", "comm_s", "loss")
 
 
 def epochs(connection: sa.Connection, run: int, limit: int) -> list[dict[str, Any]]:
-    """Return sums and means over the complete steps of the newest `limit` epochs, oldest first.
-
-    Steps of earlier epochs are not read.
-    """
+    """Return sums and means over the complete steps of the newest `limit` epochs, oldest first."""
     s = steps.c
     metrics = {name: METRICS[name] for name in _MEANS}
     where = [s.run == run]
@@ -52,9 +46,8 @@ def _before(connection: sa.Connection, run: int, limit: int) -> int | None:
     """Return a step before which no step belongs to the newest `limit` epochs; None if unknown.
 
     Each roll-up has the epoch of its first step. The result is the first step of the last roll-up
-    before the newest `limit` epochs that have roll-ups. Steps of this roll-up may belong to the
-    next epoch, so they must be read, too. The newest epochs may have no roll-ups yet, so the result
-    can be earlier than necessary.
+    before the newest `limit` epochs that have roll-ups, because later steps of this roll-up may
+    belong to the next epoch.
     """
     r = step_rollups.c
     begun = sa.select(sa.func.max(r.step)).where(r.run == run).group_by(r.epoch)
@@ -66,10 +59,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def workers(connection: sa.Connection, run: int, epoch: int) -> list[dict[str, Any]]:
-    """Return sums over an epoch's complete steps by rank; empty if it has no complete step.
-
-    `epoch` counts from 0.
-    """
+    """Return sums over an epoch's complete steps by rank; empty if it has no complete step."""
     rows = [dict(row) for row in connection.execute(_sums(run, epoch)).mappings()]
     if not rows:
         return []
@@ -134,10 +124,7 @@ def _worker(row: dict[str, Any], total: float) -> dict[str, Any]:
 
 
 def _dif(samples: int, load: float, squares: float) -> float | None:
-    """Return the sample standard deviation of the sizes of a worker's samples.
-
-    Return None if there are fewer than two samples, or if no sum of squares was reported.
-    """
+    """Return the sample standard deviation of the sizes of a worker's samples."""
     if samples < 2 or not squares:
         return None
     return math.sqrt(max(0.0, squares - load * load / samples) / (samples - 1))

@@ -90,11 +90,8 @@ TABLES: dict[str, Exported] = {
 class Wanted:
     """Filter for the rows of a table.
 
-    Args:
-        span: first and last step; None: no bound.
-        ranks: only these ranks; None: all.
-        since: only rows whose step ended at this Unix time or later; None: no bound.
-        until: only rows whose step ended before this Unix time; None: no bound.
+    `span` and `ranks` select the steps and ranks. `since` (inclusive) and `until` (exclusive) are
+    Unix times at which the row's step ended.
     """
 
     span: Range = (None, None)

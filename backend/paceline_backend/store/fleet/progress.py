@@ -60,8 +60,6 @@ def running(connection: sa.Connection) -> list[Running]:
     query = query.where(c.state == State.RUNNING, c.pruned_at.is_(None)).order_by(c.key)
     seen = []
     for row in connection.execute(query).mappings().all():
-        # Steps that a restart discarded do not count, although their rows stay until they are
-        # trained again.
         spans = attempts.spans(connection, row["key"], row["attempt"])
         newest = attempts.newest_complete(connection, row["key"], spans)
         attempt = -1 if row["attempt"] is None else row["attempt"]

@@ -62,7 +62,6 @@ def sum_up(store: Store, run: int) -> None:
 
 
 def _sums(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
-    """Return rows of `run_days`: one for each policy version and day."""
     ranges = _planned(connection, run)
     ends = [first - 1 for first, _ in ranges[1:]]
     return [

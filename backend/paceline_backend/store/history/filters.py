@@ -20,7 +20,6 @@ _COLUMNS = ("created_at", "started_at", "ended_at", "name", "policy", "state")
 # Name of a cost → column of `run_days` with the time to which it is proportional. A list that
 # should be sorted by a cost is sorted by this time.
 COSTS = {"cost": "worker_s", "waited_cost": "waited_s"}
-# Names by which a list can be sorted.
 SORTS = (*_COLUMNS, "steps", *FIGURES, *COSTS)
 
 
@@ -49,15 +48,12 @@ class RunFilter:
             id.
         node: the run is or was on this node.
         device: part of the name of the ranks' device.
-        backend: training backend.
         tags: the run has all of these tags.
         since: created at this Unix time or later.
         until: created before this Unix time.
         active_since: trained at this Unix time or later.
         active_until: trained before this Unix time.
-        step_s: bounds of the mean step time, in seconds.
-        se: bounds of the mean straggler effect.
-        waste: bounds of the mean straggler waste.
+        step_s, se, waste: bounds of the means of step time (s), straggler effect and waste.
     """
 
     states: Sequence[str] = ()

@@ -10,7 +10,6 @@ import sqlalchemy as sa
 from paceline_backend.store.database import insert
 from paceline_backend.store.schema import run_tags, runs
 
-# Maximum number of tags of a run.
 MOST_TAGS = 50
 
 
@@ -40,7 +39,7 @@ def remove_tag(connection: sa.Connection, run: int, tag: str) -> bool:
 
 
 def tags(connection: sa.Connection, keys: Sequence[int]) -> dict[int, list[str]]:
-    """Return the tags of runs by their keys, in alphabetical order."""
+    """Return the sorted tags of each run, by the run's key."""
     query = sa.select(run_tags.c.run, run_tags.c.tag).where(run_tags.c.run.in_(keys))
     known: dict[int, list[str]] = defaultdict(list)
     for run, tag in connection.execute(query):

@@ -158,7 +158,7 @@ def of_node(connection: sa.Connection, node: str) -> list[dict[str, Any]]:
 def check(connection: sa.Connection, node: str) -> tuple[str | None, str | None]:
     """Return a node's engine, and the name that the engine uses for its machine; None: unknown.
 
-    A node whose agent has a session but has not sent a heartbeat yet counts as unknown.
+    A node that has not sent a heartbeat yet counts as not registered.
     """
     c = nodes.c
     query = sa.select(c.backend, c.host).where(c.id == node, c.heartbeat_at > 0)

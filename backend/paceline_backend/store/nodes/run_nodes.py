@@ -65,10 +65,7 @@ class RunNode:
 
     @property
     def gone(self) -> bool:
-        """Return whether the node is away although no order to leave was sent to it.
-
-        A node whose script failed is not away, because the exit code of the script is known.
-        """
+        """Return whether the node is away although no order to leave was sent to it."""
         return not self.leaving and self.away
 
 
@@ -287,7 +284,7 @@ def advance(
     """Advance the rendezvous of a run; return False if it has changed since `group` was read.
 
     Raises:
-        ImpossibleTransitionError: the phase `to` does not follow that of `group`.
+        ImpossibleTransitionError: phase `to` cannot follow the phase of `group`.
     """
     group.rendezvous.check(to)
     values = {"rendezvous": to, "rendezvous_address": address, "node": host}

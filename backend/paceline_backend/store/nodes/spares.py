@@ -1,6 +1,6 @@
 """Spares: idle nodes that are reserved for a run, to replace a slow or lost node.
 
-A spare is reserved until the run uses it or has ended. No other run gets it meanwhile.
+A spare is reserved until the run uses it or has ended.
 """
 
 from __future__ import annotations

@@ -30,15 +30,11 @@ class Due:
 
 @dataclass(frozen=True)
 class OutcomeFilter:
-    """Filter for outcomes of forecasts.
+    """Filter for outcomes of forecasts; None accepts all.
 
-    Args:
-        since: only switches at this Unix time or later; None: any.
-        until: only switches before this Unix time; None: any.
-        policy: the preset that was switched to; None: any.
-        nodes: number of nodes of the run; None: any.
-        simulated: include simulated runs, whose steps come from the same simulator as the
-            forecasts.
+    `since` (inclusive) and `until` (exclusive) are Unix times of the switch, `policy` is the preset
+    that was switched to, and `nodes` the number of nodes of the run. `simulated` includes simulated
+    runs, whose steps come from the same simulator as the forecasts.
     """
 
     since: float | None = None
@@ -51,7 +47,7 @@ class OutcomeFilter:
 def due(connection: sa.Connection, owner: str, limit: int) -> list[Due]:
     """Return the runs whose effects should be measured, except those that another worker plans.
 
-    `owner` is the id of this worker. `limit` applies only to ended runs.
+    `limit` applies only to ended runs.
     """
     c = runs.c
     kept = sa.and_(effects.c.run == c.id, effects.c.version == switches.c.version)

@@ -3,7 +3,4 @@
 `telemetry.handlers` writes what ranks report: metrics of their steps (`MetricBatch`) and results of
 the script on held-out data (`Evaluation`). `evaluations` and `metrics` read these values, combined
 over ranks. `target` finds when a run met the operator's target.
-
-`store.runs` includes the newest evaluation and the target in its description of each run. `insight`
-and `api` read the other values.
 """

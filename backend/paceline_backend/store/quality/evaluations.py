@@ -15,16 +15,10 @@ from paceline_backend.store.schema import evaluations
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Metrics that a script measured on held-out data after a step.
+    """Metrics that a script measured on held-out data after a step, combined over `ranks` ranks.
 
-    Args:
-        step: the last step before the evaluation; -1: none.
-        epoch: epoch of that step.
-        attempt: the attempt that ran the evaluation.
-        trained: number of samples that the run had trained on before the evaluation.
-        at: Unix time of the evaluation.
-        ranks: number of ranks whose values are combined.
-        metrics: value by name; None if the value was not a finite number.
+    A value in `metrics` is None if it was not a finite number. For the other fields see
+    `wire.Evaluation`.
     """
 
     step: int
@@ -52,8 +46,6 @@ def read(
     weighted by these numbers.
 
     Args:
-        connection: connection to read from.
-        run: key of the run.
         counting: the steps that no restart discarded, from `store.attempts.spans`.
         limit: return at most this many evaluations, the newest ones; None: all.
         since: only evaluations after this step or a later one.

@@ -161,10 +161,7 @@ def _of_stream(connection: sa.Connection, run: Mapping[str, Any], step: int) -> 
 
 
 def _in_whole_epochs(run: Mapping[str, Any], step: int) -> tuple[int, int]:
-    """Return a step's epoch, and the number of samples trained up to its end.
-
-    `steps_per_epoch` must be known, so the data must not be a stream.
-    """
+    """Return a step's epoch, and the number of samples trained up to its end."""
     batch, samples = run["global_batch"] or 1, run["samples"] or 0
     per_epoch = run["steps_per_epoch"]
     if run["token_budget"] is None:

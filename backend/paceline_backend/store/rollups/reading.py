@@ -124,12 +124,7 @@ def step_buckets(connection: sa.Connection, of: Cover, bucket: int) -> Sequence[
 
 @dataclass(frozen=True)
 class RankChoice:
-    """Selection of the ranks in a result: some ranks, or every n-th rank.
-
-    Args:
-        ranks: only these ranks; None: all.
-        every: only every n-th of all ranks.
-    """
+    """Selection of the ranks in a result: `ranks` (None: all), or every n-th rank (`every`)."""
 
     ranks: Sequence[int] | None = None
     every: int = 1
@@ -157,10 +152,7 @@ def rank_buckets(
     A row has rank, first step, means of `cells`, and minimum and maximum compute time.
 
     Args:
-        connection: connection to read from.
-        of: division of the range of steps.
         bucket: size of a bucket, in steps.
-        which: selection of the ranks.
         cells: names of `CELLS`.
         together: number of consecutive ranks that are combined; the rank is then the group's index.
     """

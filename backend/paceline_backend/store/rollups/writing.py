@@ -27,8 +27,7 @@ from paceline_backend.store.schema import (
 
 log = logging.getLogger(__name__)
 
-# The possible numbers of blocks in one query. Databases cache prepared statements by their text,
-# which depends on this number, so there are only a few.
+# The possible numbers of blocks in one query, see `in_chunks`.
 _CHUNKS = (64, 8, 1)
 # Number of blocks that one call of `fill` writes. Its transaction then takes some milliseconds.
 _FILLED = 5

@@ -1,9 +1,9 @@
 """Write what ranks and agents report: in bulk, each batch in one transaction.
 
 Ingest calls `decode` for each bus entry, `defect` to validate a single message, and `write` for
-each batch. Messages may arrive late, in any order and repeatedly, without an effect on the
-resulting tables. There is one exception: a `Fallback` is lost if the `Adopted` of its segment comes
-in a later batch. Messages are stored as follows:
+each batch. Late, reordered and repeated messages do not change the resulting tables, with one
+exception: a `Fallback` is lost if the `Adopted` of its segment comes in a later batch. Messages are
+stored as follows:
 
 * `StepBatch` → one row of ``worker_steps`` per rank and step; if several attempts trained a step,
   the row of the latest attempt stays. Steps that all ranks reported, in one attempt, are summed up
@@ -27,8 +27,8 @@ in a later batch. Messages are stored as follows:
 `locked` locks the runs' rows during the transaction; `steps`, `phases` and `handlers` write the
 tables. `validation` validates messages, most of them while it decodes them. `writers` decides who
 may send which message. Functions that store messages raise `StoreRefusedError` if a message has
-values that no database accepts. `write` does not validate segments, because that takes
-time for each of their samples: the caller must validate segments with `defect` first.
+values that no database accepts. `write` does not validate segments, because that takes time for
+each of their samples: the caller must validate segments with `defect` first.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ class Written:
     Args:
         rows: number of records of worker steps, repeated ones included.
         unknown: runs that the store does not have; nothing about them was written.
-        ended: runs that have ended.
         backends: backend of each known run, except observed runs, which are not planned.
         steps: run → the earliest step that the batch may have completed.
         complete: Hellos whose parts have all arrived, with the run's id. Such a Hello becomes the
@@ -99,8 +98,8 @@ def write(
     `messages` has public run id and message, as `paceline.wire.decode` returns them. `packed` has
     the Hellos that the caller has validated and encoded already, by their index in `messages`;
     other Hellos are validated and encoded here. If `roll_up` is false, new roll-ups are left to
-    `rollups.fill`, because more telemetry is waiting. Parts of the Hellos in `assembling` are never
-    deleted.
+    `rollups.writing.fill`, because more telemetry is waiting. Hellos in `assembling` keep their
+    parts.
     """
     known_hellos = packed or {}
     new = {

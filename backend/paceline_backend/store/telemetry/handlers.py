@@ -83,10 +83,7 @@ def write_attempts(connection: sa.Connection, hellos: Sequence[tuple[LockedRun, 
 
 
 def write_segments(connection: sa.Connection, adopted: Sequence[tuple[LockedRun, Adopted]]) -> None:
-    """Store the segments that are not stored yet.
-
-    The caller has validated the segments with `validation.defect`.
-    """
+    """Store the segments that are not stored yet; the caller has validated them with `defect`."""
     if not adopted:
         return
     connection.execute(
@@ -132,7 +129,7 @@ def write_fallbacks(
 
     Rank 0 sends the segment's `Adopted` before its `Fallback`. An outage of the bus can swap the
     two messages, because spooled messages arrive later. Two ingest threads can also store them in
-    the wrong order. Then the fallback of this segment is lost, but not those of other segments.
+    the wrong order. Then the fallback of this segment is lost.
     """
     c = schema.segments.c
     for run, message in fallbacks:

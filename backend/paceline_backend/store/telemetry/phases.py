@@ -17,7 +17,7 @@ from paceline_backend.store.telemetry.locked import LockedRun
 
 # Phases that end before their step ends.
 _IN_STEP = (Phase.COMPUTE.value, Phase.SYNC.value)
-# `standing` returns the times of this many newest steps.
+# `current` returns the times of this many newest steps.
 _STANDING_STEPS = 50
 
 
@@ -26,7 +26,6 @@ class RunPhases:
     """Progress of a run, with the phases in which ranks have been for a long time.
 
     Args:
-        state: state of the run.
         world: number of ranks of the latest attempt; 0 if unknown.
         placement: node of each rank; empty if all are on one node.
         step: the newest step that all ranks have ended; None if there is none.
@@ -75,10 +74,7 @@ def long_since(
 
 
 def current(connection: sa.Connection, run: int, fresh_s: float) -> RunPhases:
-    """Return the progress of a run and its ranks' long phases.
-
-    Reports older than `fresh_s` do not count, because the phase may have ended since then.
-    """
+    """Return the progress of a run and its ranks' long phases; for `fresh_s` see `long_since`."""
     attempt, world, parts = records.counting(connection, run)
     newest = attempts.newest_complete(connection, run, parts)
     step = None if newest is None else newest.step
@@ -100,7 +96,6 @@ def current(connection: sa.Connection, run: int, fresh_s: float) -> RunPhases:
 
 
 def _begun(connection: sa.Connection, run: int, attempt: int) -> set[int]:
-    """Return the ranks that have reported a step or a long phase in an attempt."""
     rows, c = worker_steps.c, long_phases.c
     stepped = sa.select(rows.rank).where(rows.run == run, rows.attempt == attempt)
     long = sa.select(c.rank).where(c.run == run, c.attempt == attempt)

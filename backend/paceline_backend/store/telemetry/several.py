@@ -81,8 +81,8 @@ def outcome(rows: Collection[RunNode]) -> RunState | None:
 def ended(ends: Collection[RunNode], rows: Collection[RunNode]) -> RunState:
     """Return the final state of a run with the nodes `rows`; the nodes `ends` decide the result.
 
-    State and message are those of the node in `ends` that ended first; if this node was lost, the
-    message names all lost nodes. The time is that of the node in `rows` that ended last.
+    The run gets state and message of the node in `ends` that ended first; if this node was lost,
+    the message names all lost nodes. The run's end is the time at which the last of `rows` ended.
     """
     first = min(ends, key=lambda row: (row.reported_at or 0.0, row.node))
     at = max(row.reported_at or row.launched_at for row in rows)
@@ -93,7 +93,6 @@ def ended(ends: Collection[RunNode], rows: Collection[RunNode]) -> RunState:
 
 
 def _lost_message(lost: Collection[RunNode]) -> str:
-    """Return the message of a run that failed because nodes were lost."""
     in_order = sorted(lost, key=lambda row: row.node)
     said = [_named(row.node, row.message) or row.node for row in in_order[:_NAMED]]
     more = len(in_order) - len(said)

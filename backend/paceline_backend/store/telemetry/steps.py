@@ -23,8 +23,7 @@ from paceline_backend.store.telemetry.validation import STEPS
 _ALL_STEPS = range(2**62)
 # For runs with at least this many ranks, `sum_up` first counts rows to find the complete steps.
 _MANY = 64
-# The possible numbers of steps in one query. Databases cache prepared statements by their text,
-# which depends on this number, so there are only a few.
+# The possible numbers of steps in one query, see `in_chunks`.
 _CHUNKS = (64, 8, 1)
 
 _COLUMNS = ("run", *STEPS.names)

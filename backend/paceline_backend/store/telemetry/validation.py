@@ -175,9 +175,8 @@ def defect(
 ) -> str | None:
     """Return why a message cannot be stored; None if the message on its own is valid.
 
-    `write` refuses a whole batch if one of its messages is invalid. So ingest first calls this
-    function for each message, and rejects only the invalid ones. `world` and `samples` are the
-    number of ranks and of samples in the message's attempt, None if unknown.
+    `world` and `samples` are the number of ranks and of samples in the message's attempt, None if
+    unknown.
     """
     name = type(message).__name__
     match message:

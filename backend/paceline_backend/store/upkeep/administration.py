@@ -6,8 +6,7 @@ check covers the file, the revision, and whether roll-ups match the steps.
 Keys, passwords on the bus and cookies are derived from the secret. `paceline db rotate-secret`
 replaces it while no server runs. Agents keep their tokens, which are stored as hashes and do not
 depend on the secret, and use them to get new keys. Two kinds of tokens depend on the secret and are
-revoked here: the server's own token, and the tokens of runs. The worker process sets the new
-passwords on the bus, and closes connections that used the old ones.
+revoked here: the server's own token, and the tokens of runs.
 """
 
 from __future__ import annotations
@@ -61,8 +60,6 @@ def backup(store: Store, file: Path) -> None:
 
 def restore(store: Store, file: Path, *, replace: bool) -> None:
     """Restore a `backup` file in one transaction: other processes see all of it or nothing.
-
-    `replace` allows overwriting existing tables.
 
     Raises:
         BackupError: the database has tables and `replace` is false, or the file is not a backup of
@@ -169,7 +166,6 @@ def _file(connection: sa.Connection) -> Iterator[str]:
 
 
 def _wrong_rollups(connection: sa.Connection) -> Iterator[str]:
-    """Find roll-ups that do not match the rows of their steps."""
     s, r = steps.c, step_rollups.c
     block = (s.step - s.step % sa.literal_column(str(BLOCK))).label("block")
     row = (

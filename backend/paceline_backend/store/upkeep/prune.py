@@ -20,9 +20,7 @@ from paceline_backend.store import tokens
 from paceline_backend.store.database import Store
 from paceline_backend.store.schema import leases, metadata, runs
 
-# Maximum number of rows that one transaction deletes.
 _ROWS_PER_DELETE = 2_000
-# Maximum number of rows that one transaction deletes from a table with long rows.
 _LONG_ROWS = 50
 _DAY_S = 86_400.0
 # Bytes of a row in Postgres besides its values: headers, and the entry in the primary key.
