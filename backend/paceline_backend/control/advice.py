@@ -132,8 +132,6 @@ class Advisor:
     pause before the next one, up to `pause_s`, until `auto` switches. After a switch the pause is
     short again, so that its effect is checked soon.
 
-    The advisor keeps no state except the schedule of the next checks.
-
     Args:
         pause_s: longest pause before a run's next check, in seconds.
     """
@@ -145,7 +143,6 @@ class Advisor:
         self._bus_url = bus_url
         self._owner = owner
         self._pause_s = pause_s
-        # Schedule of the next check, by key of the run.
         self._next: dict[int, NextLook] = {}
 
     def scan(self, forecaster: Forecaster, stop: threading.Event) -> None:
@@ -171,7 +168,6 @@ class Advisor:
     def _advise(
         self, run: AdvisedRun, look: NextLook, forecaster: Forecaster, stop: threading.Event
     ) -> Forecast | None:
-        """Return a forecast with its decision, or None if there is no decision."""
         try:
             return self._look(run, look, forecaster, stop)
         except (StoreUnavailableError, redis.RedisError):

@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 # A worker that has not acted for this long loses the lease.
 HOLD_S = 30.0
-# Time for which resolved alerts are kept.
 ALERTS_KEPT_S = 90 * 86_400.0
 
 _FORGET_EVERY_S = 3_600.0

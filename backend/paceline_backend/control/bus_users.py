@@ -170,7 +170,6 @@ class UserReconciler:
 
 
 def _known(client: redis.Redis) -> set[str]:
-    """Return the users of the bus, or an empty set if the bus refuses to list them."""
     try:
         return users.names(client)
     except redis.ResponseError:

@@ -16,7 +16,6 @@ import redis
 # Idle time after which other members claim an entry. It is short, because a controller that takes
 # over a run needs the entries that the dead worker had read.
 CLAIM_IDLE_S = 2.0
-# Approximate maximum size of a batch, in bytes.
 MOST_BATCH_BYTES = 8 * 2**20
 
 _CLAIM_EVERY_S = 0.5

@@ -51,7 +51,6 @@ _READ_BLOCK_S = 0.25
 _RETRY_S = 0.5
 # Maximum number of entries per read. It is low, because each entry can hold megabytes.
 _MOST_ENTRIES_READ = 20
-# Pause before a failed controller is started again.
 _CONTROLLER_RESTART_S = 5.0
 # Maximum length of a logged reason in characters, and maximum number of reasons logged for a run.
 _REASON_LENGTH, _REASONS = 500, 1_000
@@ -107,7 +106,6 @@ class Controller:
         # Attempt, segment, version and newest step that the last offer was based on.
         self._offered: tuple[int, ...] = ()
         self._offered_at = 0.0
-        # Reasons that have been logged.
         self._reported: set[str] = set()
         # Durations of the last two plans, including the wait for their turns.
         self._plan_s = (0.0, 0.0)

@@ -145,7 +145,7 @@ class _Item:
     entry: Entry
     run: str
     message: Message | None
-    # Reason why the entry is rejected; None: it is not rejected.
+    # Reason why the entry is rejected, or None.
     reason: str | None = None
     # True if the entry is a heartbeat that is too old to show that its node is alive.
     stale: bool = False
@@ -256,7 +256,6 @@ class Ingest:
                 return
 
     def _step(self, client: redis.Redis, consumer: Consumer, stop: threading.Event) -> int:
-        """Handle one batch, and return its number of entries."""
         idle = time.monotonic() > self._idle_at
         if self._writers.due() and (not idle or self._has_new_streams(client)):
             names = self._writers.streams()

@@ -70,7 +70,6 @@ class ControllerManager:
         self._extended = 0.0
         # By run: monotonic time before which a failed controller is not restarted.
         self._not_before: dict[int, float] = {}
-        # Thread that compiles kernels.
         self._warming: threading.Thread | None = None
         self._reaped = False
 

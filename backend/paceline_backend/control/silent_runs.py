@@ -67,7 +67,6 @@ class SilentRuns:
         self._store = store
         self._silent_s = silent_s
         self._listened = ListeningClock(SILENCE_CHECK_S, clock)
-        # Silences, by run.
         self._since: _Silences[str] = {}
         # By run and node: newest step, and the time at which `_trains` first saw it.
         self._steps: dict[tuple[str, str], tuple[int, float]] = {}
