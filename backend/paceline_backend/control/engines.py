@@ -203,7 +203,7 @@ class Engines:
     def _stop_leftovers(
         self, engine: Engine, left: Sequence[Leftover], of_run: Mapping[str, Sequence[Job]]
     ) -> None:
-        """Stop leftover jobs, except those of runs that came back to the engine during its query."""
+        """Stop leftover jobs, except those of runs that have come back to the engine."""
         begins, ends = "stopping leftover jobs is delayed", "stopping leftover jobs works again"
         outage = self._outage_of(
             f"{engine.name} leftovers", f"{engine.title}: {begins}", f"{engine.title}: {ends}"
