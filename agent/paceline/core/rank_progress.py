@@ -181,10 +181,7 @@ def _closed(of: Mapping[int, RankProgress]) -> str | None:
 
 
 def _unmatched(of: Mapping[int, RankProgress]) -> str | None:
-    """Describe a reduction that one rank has begun, and that another rank has left out.
-
-    Return None if there is no such reduction.
-    """
+    """Describe a reduction that one rank has begun and another has left out, or return None."""
     last = min(of, key=lambda rank: (of[rank].reductions, rank))
     fewest = of[last].reductions
     reduced = {

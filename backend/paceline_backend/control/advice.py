@@ -101,7 +101,6 @@ class NextLook:
         soon = replace(
             self, step=step + FIRST_STEP, at=now + pause_s, pause_s=2 * pause_s, option=None
         )
-        # No forecast was possible, for example because there are too few steps.
         if made is None or decision is None:
             return soon
         if self.option is not None and decision.decided in ("stay", "wait"):

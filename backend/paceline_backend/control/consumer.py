@@ -1,8 +1,4 @@
-"""Reader of streams as one member of a consumer group: if a member dies, no entry is lost.
-
-Only ingest uses this module. All methods that call the bus raise `redis.RedisError` while the bus
-is unavailable.
-"""
+"""Reader of streams as one member of a consumer group: if a member dies, no entry is lost."""
 
 from __future__ import annotations
 
@@ -58,7 +54,6 @@ class Consumer:
     Args:
         client: client of the bus that returns bytes, not strings. Its timeout must be longer than
             the time for which `read` blocks.
-        streams: names of the streams to read.
         group: name of the group. On a stream where it does not exist (or no longer exists), it is
             created at the start of the stream.
         name: name of this member, unique among running members. It should be the same after a

@@ -169,7 +169,6 @@ class Ingest:
     """Ingest of all telemetry streams. Several may run at once, each in its own thread.
 
     Args:
-        store: the database that receives the telemetry.
         name: name of this consumer: unique among running ones, and preferably the same after a
             restart.
         claim_idle_s: seconds after which this ingest claims the entries of a consumer that
@@ -485,7 +484,6 @@ class Ingest:
         return True
 
     def _written(self, items: list[_Item], written: telemetry.Written) -> set[str]:
-        """Note the results of a commit in its items, and return the ended runs."""
         self.stats.rows += written.rows
         self.stats.batches += 1
         self.stats.last_commit_at = time.time()

@@ -2,7 +2,7 @@
 
 `store.leases` keeps the leases and judges their expiry by the database's clock. This module adds
 the copy that a process keeps of its own leases, so that it need not query the database before each
-action. Functions raise `StoreError` if the database does not answer.
+action.
 """
 
 from __future__ import annotations

@@ -42,7 +42,6 @@ class ControllerManager:
     """Manager of this worker's controllers; it takes the leases of runs that no worker plans yet.
 
     Args:
-        owner: name of this worker, unique among running workers.
         lease_s: duration of a lease in seconds, after which another worker may take over.
         busy: returns True while ingest on this machine is behind.
     """

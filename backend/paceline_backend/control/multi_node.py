@@ -182,7 +182,6 @@ class NodeReconciler:
     def _replace(
         self, client: redis.Redis, group: MultiNodeRun, listed: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Let replaced nodes leave, and spares join in the place of lost nodes."""
         for node in _replaced_nodes(group):
             self._order_to_leave(client, group, node)
         if spares.of_run(group.id, listed) and not _host_is_gone(group):

@@ -107,12 +107,7 @@ class Periodic:
 
 
 class IdleMonitor:
-    """Monitor of the `Workload` of this control plane. Thread-safe.
-
-    Args:
-        store: holds the runs.
-        bus_url: the bus whose changes are followed.
-    """
+    """Monitor of the `Workload` of this control plane. Thread-safe."""
 
     def __init__(self, store: Store, bus_url: str) -> None:
         self._store = store

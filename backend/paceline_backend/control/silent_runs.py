@@ -169,7 +169,6 @@ def _waits(run: runs.Unfinished) -> bool:
 
 
 def _streams_of(run: runs.Unfinished) -> list[str]:
-    """Return the streams on which a run's messages and its nodes' heartbeats arrive."""
     own = run_telemetry(run.id) if run.signed else TELEMETRY
     return [own, *map(node_telemetry, run.nodes)]
 

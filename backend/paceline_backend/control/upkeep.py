@@ -1,7 +1,4 @@
-"""Maintenance of the database by the worker: roll-ups, sums by day, and pruning.
-
-All functions raise `StoreError` if the database does not answer.
-"""
+"""Maintenance of the database by the worker: roll-ups, sums by day, and pruning."""
 
 from __future__ import annotations
 

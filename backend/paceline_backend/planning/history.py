@@ -114,7 +114,7 @@ class History:
     def must_shuffle(self, version: int) -> bool:
         """Return True if the shuffler must run before the next segment.
 
-        docs/internals.md, "Policies", describes when the shuffler runs.
+        docs/internals.md, "Policies and planning", describes when the shuffler runs.
         """
         return self._shuffled_for != (self.epoch, version)
 

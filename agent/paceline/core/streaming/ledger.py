@@ -60,8 +60,6 @@ class StreamLedger:
     the next steps with `coast` or `filled`. Then the leader records these steps with `use`.
 
     Args:
-        epoch: number of the epoch.
-        world: the number of ranks.
         rules: the rules that each step's batch follows; a stream has neither a grid nor a budget.
         buffer: number of samples in all ranks' buffers together, at least `LEAST_BATCHES` global
             batches.
@@ -165,7 +163,6 @@ class StreamLedger:
         return self._steps_at_most() > 0
 
     def _steps_at_most(self) -> int:
-        """Return the number of steps that can be planned with the samples known at present."""
         if self.ended:
             full, rest = divmod(self.left, self._rules.global_batch)
             return full + (rest > 0 and not self._rules.drop_last)
