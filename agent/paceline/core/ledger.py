@@ -16,7 +16,6 @@ from paceline.wire import Plan
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Number of samples per chunk in the search for the first unused sample.
 _CHUNK_SAMPLES = 4096
 
 

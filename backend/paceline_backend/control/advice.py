@@ -66,8 +66,8 @@ class NextLook:
         step: the first step at which the check is due.
         at: the earliest time of the check, in seconds of a monotonic clock.
         pause_s: delay in seconds between this check and the one after it.
-        option: label of the only policy to forecast, when checking whether an earlier forecast of
-            that policy still holds. None means all policies.
+        option: label of the policy to forecast, when checking whether an earlier forecast of that
+            policy still holds. None means all policies.
         relaxed: True if the run allows presets that change the training.
     """
 
@@ -123,9 +123,9 @@ class Advisor:
     If a forecast is based on fewer than `AUTO_STEPS` steps, as at a run's start and after a change
     of speed, the next forecast follows once there are twice as many steps.
 
-    `auto` acts on a promising forecast only if it still holds `steps_to_hold` steps later, so the
-    next check follows then. That check forecasts no other policies, so it takes only a tenth to a
-    fifth of the time of a full check.
+    `auto` acts on a promising forecast only if the forecast still holds `steps_to_hold` steps
+    later. The next check follows at that step. It forecasts only that policy and `PLAIN`, so it
+    takes only a tenth to a fifth of the time of a full check.
 
     A forecast takes seconds of a CPU core, regardless of the step time. So each check doubles the
     pause before the next one, up to `pause_s`, until `auto` switches. After a switch the pause is

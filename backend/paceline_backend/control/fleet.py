@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 # A worker that has not acted for this long loses the lease.
 HOLD_S = 30.0
-# Minimum time between two verdicts about a run.
 VERDICT_INTERVAL_S = 10.0
 # Minimum time between two counts of a run's inexact epochs: epochs that did not use each sample
 # exactly once. Each count reads the whole run.

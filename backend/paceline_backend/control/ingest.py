@@ -102,7 +102,6 @@ _TRIES_ALONE = 3
 # bad entry can kill ingest.
 _TRIED = "paceline:tried-alone"
 _TRIED_S = 86_400
-# Maximum number of unknown runs that are logged.
 _MOST_UNKNOWN = 1_000
 _TAKEN = (
     *(StepBatch, MetricBatch, RoundBatch, Evaluation, Adopted, Fallback, LongPhase),

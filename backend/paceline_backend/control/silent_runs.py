@@ -105,8 +105,7 @@ class SilentRuns:
                 self._lose(client, run_id, node, _unanswered(heard[run_id, node]))
         silent = [run for run in unfinished if at - since[run.id][1] >= self._silent_s]
         failed = [run.id for run in silent if self._failed(client, run)]
-        # Check launches on single nodes last: a run has failed by now if none of its nodes
-        # started.
+        # Check launches on single nodes last: a run has failed by now if none of its nodes started.
         launches_since = _silences(known_launches, _of_nodes(pending), behind, at)
         for (run_id, node), (_, silent_since) in launches_since.items():
             if at - silent_since >= self._silent_s:

@@ -32,7 +32,6 @@ WAITS = 8
 _SPENT = 4
 # If a rank would end later than this multiple of the planned time, the other ranks get more load.
 _LATE = 1.02
-# Number of bisection steps in the search for a step's time.
 _TIME_BISECTIONS = 60
 # Maximum number of samples that a rank swaps for later ones of its buffer in a step.
 _SWAPS = 4
