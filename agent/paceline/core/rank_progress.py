@@ -8,8 +8,6 @@ therefore keeps a `RankProgress`, and publishes it once a second; rank 0 compare
 
 - `conflict` returns why the ranks' reductions can never match again. It does not use elapsed time.
 - `laggards` returns the ranks that the others are waiting for, once the wait is long.
-
-This module does not use torch, stores or threads.
 """
 
 from __future__ import annotations

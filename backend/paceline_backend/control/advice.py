@@ -62,7 +62,6 @@ class NextLook:
     """Schedule of the next check of a run.
 
     Args:
-        attempt: the run's current attempt.
         step: the first step at which the check is due.
         at: the earliest time of the check, in seconds of a monotonic clock.
         pause_s: delay in seconds between this check and the one after it.
@@ -128,8 +127,7 @@ class Advisor:
     takes only a tenth to a fifth of the time of a full check.
 
     A forecast takes seconds of a CPU core, regardless of the step time. So each check doubles the
-    pause before the next one, up to `pause_s`, until `auto` switches. After a switch the pause is
-    short again, so that its effect is checked soon.
+    pause before the next one, up to `pause_s`, until `auto` switches.
 
     Args:
         pause_s: longest pause before a run's next check, in seconds.

@@ -169,9 +169,6 @@ class Sender:
 
     If a worker dies after sending a delivery and before recording that, another worker sends it
     again with the same `webhook-id`.
-
-    Args:
-        allowed: origins that webhooks may have.
     """
 
     def __init__(self, store: Store, allowed: Origins) -> None:

@@ -80,8 +80,7 @@ class Consumer:
         self._claim_from: dict[str, bytes] = {}
         self._claim_at = 0.0
         self._kept: set[tuple[str, bytes]] = set()
-        # Maximum number of entries of the next read. The read exceeds it if there are more streams,
-        # because each stream contributes at least one entry.
+        # Maximum number of entries of the next read, unless there are more streams than that.
         self._first = 1
         # True if the last read returned entries that had been delivered before.
         self.repeated = False

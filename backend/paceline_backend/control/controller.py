@@ -73,8 +73,6 @@ class Controller:
     restarts from the database after any other failure. It logs each distinct reason once.
 
     Args:
-        run_key: the run's key in the database.
-        run_id: the run's public id.
         lease: the controller proposes segments only while it holds this lease.
         turns: shared by all controllers of the process. None if there is no other controller.
     """
@@ -94,7 +92,6 @@ class Controller:
         self._id = run_id
         self._lease = lease
         self._turns = turns or Turns()
-        # The run's key, which signs proposals.
         self._signing: bytes | None = None
         self._history: History | None = None
         self._window = Window(0, -1)

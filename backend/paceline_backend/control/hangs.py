@@ -22,7 +22,6 @@ from paceline_backend.store.nodes.hanging import Restarted
 
 log = logging.getLogger(__name__)
 
-# Pause before `HangWatch` repeats an order that changed nothing.
 ORDER_REPEAT_S = 30.0
 
 SCAN_S = 2.0

@@ -22,8 +22,6 @@ class Lease:
     """This process's lease on a run, as far as known without a query. Thread-safe.
 
     Args:
-        run: key of the run.
-        owner: name of the worker that holds the lease.
         until: monotonic time before which no other worker can have acquired the lease.
         purpose: "plan", or "jobs" for engine jobs.
     """

@@ -65,7 +65,6 @@ class ControllerManager:
         self._lease_s = lease_s
         self._turns = Turns(busy)
         self._owned: dict[int, _Owned] = {}
-        # Monotonic time of the last extension of the leases.
         self._extended = 0.0
         # By run: monotonic time before which a failed controller is not restarted.
         self._not_before: dict[int, float] = {}

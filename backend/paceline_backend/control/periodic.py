@@ -56,7 +56,6 @@ class Periodic:
     Args:
         name: name of the work in log messages.
         every_s: pause between two rounds, in seconds.
-        work: function that does one round of the work.
         end: function that is called once, after the last round.
         quiet_s: pause in seconds while there is nothing to do.
         needless: the highest `Workload` at which this task has nothing to do.
