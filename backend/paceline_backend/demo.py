@@ -310,7 +310,6 @@ def _starting() -> None:
 
 
 def _watch(stack: Stack, slowdowns: list[float], epochs: int) -> None:
-    """Train under bsp while a user watches in a browser, until a signal ends the command."""
     from paceline.node.starting.progress import ProgressPoller
     from paceline.node.starting.screen import shown
 

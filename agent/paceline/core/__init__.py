@@ -3,11 +3,5 @@
 `terms.Terms` holds a run's validated arguments. `ledger.Ledger` keeps track of an epoch's samples
 and rejects segments that do not fit. `dealing` deals samples to ranks in turn, `cost` computes the
 cost of a batch, and `emulation.Emulation` computes the duration of a batch on an emulated device.
-`errors` defines errors that the user can fix. The leader uses a ledger as follows::
-
-    ledger = Ledger(epoch=0, order=order, rules=BatchRules(global_batch=64))
-    if (why := ledger.refusal(segment, world=4)) is None:
-        ledger.use(segment.assignment.samples)
-    else:
-        assignments = ledger.coast(steps=2, world=4, sizes=sizes, shares=[])
+`errors` defines errors that the user can fix.
 """

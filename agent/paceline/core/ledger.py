@@ -16,7 +16,6 @@ from paceline.wire import Plan
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Number of samples per chunk in the search for the first unused sample.
 _CHUNK_SAMPLES = 4096
 
 
@@ -54,9 +53,7 @@ class Ledger:
     segment, or `coast` for a segment of its own, and records the adopted samples with `use`.
 
     Args:
-        epoch: number of the epoch.
         order: all samples in the order in which coasting uses them.
-        rules: the rules that each step's batch follows.
         used: samples that a resumed epoch has used already.
         ends: with a budget, `ends[s]` is the total number of samples of the first s + 1 steps that
             remain at the start. None: the ledger computes these numbers.
@@ -180,7 +177,6 @@ class Ledger:
 
         Args:
             steps: the maximum number of steps to plan.
-            world: the number of ranks.
             sizes: the size λ of each sample.
             shares: each rank's share of the load; empty: ranks get equal numbers of samples.
             homes: a pair: the node of each rank, and the node that stores each sample, or -1 if no
@@ -279,7 +275,6 @@ def _deal(samples: Ints, sizes: Floats, shares: Floats, limits: Ints) -> list[In
     if limits[shares > 0].sum() < len(samples):
         least = shares[shares > 0].min(initial=1.0)
         shares = np.where(limits > 0, np.maximum(shares, least), 0.0)
-    # Only ranks with a share get samples.
     able = np.flatnonzero(shares)
     load, pace = np.zeros(len(able)), 1.0 / shares[able]
     parts: list[list[int]] = [[] for _ in shares]

@@ -113,9 +113,7 @@ class Member(Generic[G]):
     def offer(
         self, gradient: G | None, samples: int = 0, *, ends_step: bool = True, on_host: bool = True
     ) -> WaitReason | None:
-        """Add a gradient of the rank for a round; return the reason if the rank must wait.
-
-        Return None if the rank need not wait.
+        """Add a gradient of the rank for a round; return why the rank must wait, or None.
 
         Args:
             gradient: the new gradient, or None if a step has ended without a gradient.

@@ -5,9 +5,8 @@ rank trains its queue from the front. A rank whose queue is empty takes over the
 rank that would be the last to finish. So ranks make as many steps as their speeds allow, and each
 batch is trained once.
 
-This module has only the rules, without I/O. Ranks (`paceline.train.sync.pool`) keep each queue
-in their store and change it by compare-and-set; the simulator keeps queues in a list. Ranks and the
-simulator follow the same protocol::
+Ranks (`paceline.train.sync.pool`) keep each queue in their store and change it by compare-and-set;
+the simulator keeps queues in a list. Ranks and the simulator follow the same protocol::
 
     while queue.left and is_worth_it(queues, rank, batch_s): ...  # `queue.begin()`, then train it
     if queue.left: ...                                    # `queue.leave()`: others finish it sooner

@@ -8,8 +8,6 @@ therefore keeps a `RankProgress`, and publishes it once a second; rank 0 compare
 
 - `conflict` returns why the ranks' reductions can never match again. It does not use elapsed time.
 - `laggards` returns the ranks that the others are waiting for, once the wait is long.
-
-This module does not use torch, stores or threads.
 """
 
 from __future__ import annotations
@@ -181,10 +179,7 @@ def _closed(of: Mapping[int, RankProgress]) -> str | None:
 
 
 def _unmatched(of: Mapping[int, RankProgress]) -> str | None:
-    """Describe a reduction that one rank has begun, and that another rank has left out.
-
-    Return None if there is no such reduction.
-    """
+    """Describe a reduction that one rank has begun and another has left out, or return None."""
     last = min(of, key=lambda rank: (of[rank].reductions, rank))
     fewest = of[last].reductions
     reduced = {

@@ -47,9 +47,9 @@ _NEVER = 2**62
 class Drift:
     """The bounds on how far ranks may drift apart.
 
-    A rank waits only for ranks that have done fewer steps. There is no deadlock: a rank with fewer
-    steps never waits for a rank with more steps, because that rank has already passed the segment
-    or the script's collective in which the former may wait.
+    A rank waits only for ranks that have done fewer steps. No deadlock is possible: a rank with
+    more steps has already passed the segment's end or the script's collective at which a rank with
+    fewer steps may wait.
 
     A rank's newest gradient goes into the round, however old it is, so that the work of a
     permanently slow rank counts. If several gradients of a rank wait for the same round, those

@@ -374,7 +374,6 @@ def start_web(settings: Settings) -> int:
 
 
 def _write_token(path: Path, token: str) -> None:
-    """Write a token to a file that only this user can read."""
     part = path.with_suffix(".new")
     try:
         part.unlink(missing_ok=True)

@@ -11,10 +11,6 @@ unique name of this worker, and `clock` returns monotonic seconds. The modules `
 `slow_nodes` skip runs that another worker plans. Functions that use the database raise `StoreError`
 when it fails, and functions that use the bus raise `redis.RedisError`. `Periodic` handles both
 errors.
-
-    with Store.open(url) as store:
-        controllers = ControllerManager(store, "redis://127.0.0.1:6379/0", owner="host:8000")
-        Periodic("controllers", 0.25, controllers.look, controllers.end).run(stop)
 """
 
 from paceline_backend.control.controller import Controller

@@ -62,12 +62,11 @@ class NextLook:
     """Schedule of the next check of a run.
 
     Args:
-        attempt: the run's current attempt.
         step: the first step at which the check is due.
         at: the earliest time of the check, in seconds of a monotonic clock.
         pause_s: delay in seconds between this check and the one after it.
-        option: label of the only policy to forecast, when checking whether an earlier forecast of
-            that policy still holds. None means all policies.
+        option: label of the policy to forecast, when checking whether an earlier forecast of that
+            policy still holds. None means all policies.
         relaxed: True if the run allows presets that change the training.
     """
 
@@ -101,7 +100,6 @@ class NextLook:
         soon = replace(
             self, step=step + FIRST_STEP, at=now + pause_s, pause_s=2 * pause_s, option=None
         )
-        # No forecast was possible, for example because there are too few steps.
         if made is None or decision is None:
             return soon
         if self.option is not None and decision.decided in ("stay", "wait"):
@@ -124,15 +122,12 @@ class Advisor:
     If a forecast is based on fewer than `AUTO_STEPS` steps, as at a run's start and after a change
     of speed, the next forecast follows once there are twice as many steps.
 
-    `auto` acts on a promising forecast only if it still holds `steps_to_hold` steps later, so the
-    next check follows then. That check forecasts no other policies, so it takes only a tenth to a
-    fifth of the time of a full check.
+    `auto` acts on a promising forecast only if the forecast still holds `steps_to_hold` steps
+    later. The next check follows at that step. It forecasts only that policy and `PLAIN`, so it
+    takes only a tenth to a fifth of the time of a full check.
 
     A forecast takes seconds of a CPU core, regardless of the step time. So each check doubles the
-    pause before the next one, up to `pause_s`, until `auto` switches. After a switch the pause is
-    short again, so that its effect is checked soon.
-
-    The advisor keeps no state except the schedule of the next checks.
+    pause before the next one, up to `pause_s`, until `auto` switches.
 
     Args:
         pause_s: longest pause before a run's next check, in seconds.
@@ -145,7 +140,6 @@ class Advisor:
         self._bus_url = bus_url
         self._owner = owner
         self._pause_s = pause_s
-        # Schedule of the next check, by key of the run.
         self._next: dict[int, NextLook] = {}
 
     def scan(self, forecaster: Forecaster, stop: threading.Event) -> None:
@@ -171,7 +165,6 @@ class Advisor:
     def _advise(
         self, run: AdvisedRun, look: NextLook, forecaster: Forecaster, stop: threading.Event
     ) -> Forecast | None:
-        """Return a forecast with its decision, or None if there is no decision."""
         try:
             return self._look(run, look, forecaster, stop)
         except (StoreUnavailableError, redis.RedisError):

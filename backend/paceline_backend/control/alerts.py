@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 # A worker that has not acted for this long loses the lease.
 HOLD_S = 30.0
-# Time for which resolved alerts are kept.
 ALERTS_KEPT_S = 90 * 86_400.0
 
 _FORGET_EVERY_S = 3_600.0
@@ -170,9 +169,6 @@ class Sender:
 
     If a worker dies after sending a delivery and before recording that, another worker sends it
     again with the same `webhook-id`.
-
-    Args:
-        allowed: origins that webhooks may have.
     """
 
     def __init__(self, store: Store, allowed: Origins) -> None:

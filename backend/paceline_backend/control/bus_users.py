@@ -2,8 +2,7 @@
 
 The worker calls `UserReconciler.look` every second. `look` recreates users that a restart of the
 bus lost, and removes users whose node or run no longer has a session. `look_for_floods` disables
-users that flood the bus (`server.floods`), and records that in their runs. All functions raise
-`redis.RedisError` while the bus is unavailable, and `StoreError` if the database fails.
+users that flood the bus (`server.floods`), and records that in their runs.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ class UserReconciler:
     """Reconciler of the users of nodes and runs on the bus. Not thread-safe.
 
     Args:
-        store: holds the sessions of nodes and runs.
         bus_url: ``redis://…``, with a user that may create other users.
     """
 
@@ -170,7 +168,6 @@ class UserReconciler:
 
 
 def _known(client: redis.Redis) -> set[str]:
-    """Return the users of the bus, or an empty set if the bus refuses to list them."""
     try:
         return users.names(client)
     except redis.ResponseError:

@@ -62,7 +62,6 @@ class _Run:
 
     @cached_property
     def last_attempt(self) -> int:
-        """Highest attempt that the run can reach."""
         # A simulated scenario has its own failures, and an observed run can have another launcher
         # with its own restarts. So `max_restarts` does not bound the attempts of such a run.
         if backends.plans_itself(self.terms.backend) or self.terms.observed:
@@ -71,10 +70,7 @@ class _Run:
 
 
 class Checks:
-    """Cache of runs' limits, against which ingest checks messages. Not thread-safe.
-
-    Methods that read the store raise `StoreError` if the database fails.
-    """
+    """Cache of runs' limits, against which ingest checks messages. Not thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

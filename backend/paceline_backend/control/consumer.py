@@ -1,8 +1,4 @@
-"""Reader of streams as one member of a consumer group: if a member dies, no entry is lost.
-
-Only ingest uses this module. All methods that call the bus raise `redis.RedisError` while the bus
-is unavailable.
-"""
+"""Reader of streams as one member of a consumer group: if a member dies, no entry is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ import redis
 # Idle time after which other members claim an entry. It is short, because a controller that takes
 # over a run needs the entries that the dead worker had read.
 CLAIM_IDLE_S = 2.0
-# Approximate maximum size of a batch, in bytes.
 MOST_BATCH_BYTES = 8 * 2**20
 
 _CLAIM_EVERY_S = 0.5
@@ -59,7 +54,6 @@ class Consumer:
     Args:
         client: client of the bus that returns bytes, not strings. Its timeout must be longer than
             the time for which `read` blocks.
-        streams: names of the streams to read.
         group: name of the group. On a stream where it does not exist (or no longer exists), it is
             created at the start of the stream.
         name: name of this member, unique among running members. It should be the same after a
@@ -86,8 +80,7 @@ class Consumer:
         self._claim_from: dict[str, bytes] = {}
         self._claim_at = 0.0
         self._kept: set[tuple[str, bytes]] = set()
-        # Maximum number of entries of the next read. The read exceeds it if there are more streams,
-        # because each stream contributes at least one entry.
+        # Maximum number of entries of the next read, unless there are more streams than that.
         self._first = 1
         # True if the last read returned entries that had been delivered before.
         self.repeated = False

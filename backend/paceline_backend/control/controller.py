@@ -51,7 +51,6 @@ _READ_BLOCK_S = 0.25
 _RETRY_S = 0.5
 # Maximum number of entries per read. It is low, because each entry can hold megabytes.
 _MOST_ENTRIES_READ = 20
-# Pause before a failed controller is started again.
 _CONTROLLER_RESTART_S = 5.0
 # Maximum length of a logged reason in characters, and maximum number of reasons logged for a run.
 _REASON_LENGTH, _REASONS = 500, 1_000
@@ -74,8 +73,6 @@ class Controller:
     restarts from the database after any other failure. It logs each distinct reason once.
 
     Args:
-        run_key: the run's key in the database.
-        run_id: the run's public id.
         lease: the controller proposes segments only while it holds this lease.
         turns: shared by all controllers of the process. None if there is no other controller.
     """
@@ -95,7 +92,6 @@ class Controller:
         self._id = run_id
         self._lease = lease
         self._turns = turns or Turns()
-        # The run's key, which signs proposals.
         self._signing: bytes | None = None
         self._history: History | None = None
         self._window = Window(0, -1)
@@ -107,7 +103,6 @@ class Controller:
         # Attempt, segment, version and newest step that the last offer was based on.
         self._offered: tuple[int, ...] = ()
         self._offered_at = 0.0
-        # Reasons that have been logged.
         self._reported: set[str] = set()
         # Durations of the last two plans, including the wait for their turns.
         self._plan_s = (0.0, 0.0)

@@ -183,7 +183,6 @@ class Engines:
     def _attend_one(
         self, client: redis.Redis, engine: Engine, run: EngineRun, known: Sequence[Job]
     ) -> None:
-        """Reconcile one run. An error in this run does not affect other runs."""
         outage = self._run_outage(run)
         if outage.paused:
             return
@@ -204,10 +203,7 @@ class Engines:
     def _stop_leftovers(
         self, engine: Engine, left: Sequence[Leftover], of_run: Mapping[str, Sequence[Job]]
     ) -> None:
-        """Stop the engine's jobs of runs that have moved away or were deleted.
-
-        Runs that came back during the engine's query are left alone.
-        """
+        """Stop leftover jobs, except those of runs that have come back to the engine."""
         begins, ends = "stopping leftover jobs is delayed", "stopping leftover jobs works again"
         outage = self._outage_of(
             f"{engine.name} leftovers", f"{engine.title}: {begins}", f"{engine.title}: {ends}"
@@ -449,11 +445,7 @@ class Attendant:
 
 
 def _may_submit(run: EngineRun, part: str, by_part: Mapping[str, Job]) -> bool:
-    """Return True if a job may be submitted now.
-
-    A job that brings further nodes is submitted only once nodes of the run have started. Before
-    that, its nodes would only wait.
-    """
+    """Return True for the first job, and for the others once nodes of the run have started."""
     runs = any(job.state == "running" for job in by_part.values())
     return part == "0" or runs or run.state not in WAITING
 
@@ -469,10 +461,7 @@ def _seen_to_begin(run: EngineRun, by_part: Mapping[str, Job]) -> set[str]:
 
 
 def _age(job: Job) -> tuple[int, str]:
-    """Return a sort key that orders jobs by age: engines number their jobs in ascending order.
-
-    Of two jobs with the same label, the older one is kept.
-    """
+    """Return a sort key that orders jobs by age: engines number their jobs in ascending order."""
     return len(job.ref), job.ref
 
 
@@ -514,8 +503,7 @@ def _stop_left(
 ) -> None:
     """Stop the jobs of a run that moved elsewhere or was deleted; record when none are left.
 
-    `known` are the jobs that the engine lists for the run. `alone` is True if no other worker can
-    be submitting a job of the run now.
+    `alone` is True if no other worker can be submitting a job of the run now.
 
     Raises:
         EngineAwayError: the engine does not answer.

@@ -23,12 +23,10 @@ log = logging.getLogger(__name__)
 
 # A worker that has not acted for this long loses the lease.
 HOLD_S = 30.0
-# Minimum time between two verdicts about a run.
 VERDICT_INTERVAL_S = 10.0
 # Minimum time between two counts of a run's inexact epochs: epochs that did not use each sample
 # exactly once. Each count reads the whole run.
 COVERAGE_S = 60.0
-# Time for which verdicts are kept.
 VERDICTS_KEPT_S = 400 * 86_400.0
 
 _FORGET_EVERY_S = 3_600.0
@@ -69,7 +67,6 @@ class FleetWatch:
         self._owner = owner
         self._clock = clock
         self._forget_at = clock()
-        # Last verdicts, by key of the run.
         self._judged: dict[int, _Judged] = {}
         # By key of the run: time of the next count of its inexact epochs.
         self._covered: dict[int, float] = {}
@@ -156,8 +153,7 @@ class FleetWatch:
     def _extend(self, run: Running, last: _Judged) -> None:
         """Extend the period of the last verdict to now, unless a step is overdue.
 
-        The caller has found that the run has no new step. If a step is overdue, the run may hang,
-        for a cause that its last verdict does not name.
+        An overdue step may mean a hang, whose cause the last verdict does not name.
         """
         self._judged[run.key] = replace(last, due_at=self._clock() + VERDICT_INTERVAL_S)
         if self._clock() >= last.overdue_at:

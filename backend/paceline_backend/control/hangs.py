@@ -22,13 +22,12 @@ from paceline_backend.store.nodes.hanging import Restarted
 
 log = logging.getLogger(__name__)
 
-# Pause before `HangWatch` repeats an order that changed nothing.
 ORDER_REPEAT_S = 30.0
 
 SCAN_S = 2.0
-# A run that a check finds hung must make no progress for this long before its ranks are killed. The
-# rank that the others wait for may take less than ten seconds for each step. It then reports only
-# the ends of its steps, so only a later check shows whether it makes progress.
+# A run that a check finds hung must make no progress for this long before its ranks are killed. Of
+# a step that takes less than ten seconds, a rank reports only the end, so only a later check shows
+# whether the rank that the others wait for makes progress.
 _CONFIRM_S = 15.0  # seconds
 
 

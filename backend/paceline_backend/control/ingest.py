@@ -102,7 +102,6 @@ _TRIES_ALONE = 3
 # bad entry can kill ingest.
 _TRIED = "paceline:tried-alone"
 _TRIED_S = 86_400
-# Maximum number of unknown runs that are logged.
 _MOST_UNKNOWN = 1_000
 _TAKEN = (
     *(StepBatch, MetricBatch, RoundBatch, Evaluation, Adopted, Fallback, LongPhase),
@@ -145,7 +144,7 @@ class _Item:
     entry: Entry
     run: str
     message: Message | None
-    # Reason why the entry is rejected; None: it is not rejected.
+    # Reason why the entry is rejected, or None.
     reason: str | None = None
     # True if the entry is a heartbeat that is too old to show that its node is alive.
     stale: bool = False
@@ -169,7 +168,6 @@ class Ingest:
     """Ingest of all telemetry streams. Several may run at once, each in its own thread.
 
     Args:
-        store: the database that receives the telemetry.
         name: name of this consumer: unique among running ones, and preferably the same after a
             restart.
         claim_idle_s: seconds after which this ingest claims the entries of a consumer that
@@ -256,7 +254,6 @@ class Ingest:
                 return
 
     def _step(self, client: redis.Redis, consumer: Consumer, stop: threading.Event) -> int:
-        """Handle one batch, and return its number of entries."""
         idle = time.monotonic() > self._idle_at
         if self._writers.due() and (not idle or self._has_new_streams(client)):
             names = self._writers.streams()
@@ -486,7 +483,6 @@ class Ingest:
         return True
 
     def _written(self, items: list[_Item], written: telemetry.Written) -> set[str]:
-        """Note the results of a commit in its items, and return the ended runs."""
         self.stats.rows += written.rows
         self.stats.batches += 1
         self.stats.last_commit_at = time.time()

@@ -143,7 +143,6 @@ class _Sent:
         self._at = 0.0
 
     def send(self) -> None:
-        """Send the child's state if it has changed, at most every `_SEND_S`."""
         now, at = (replace(self._ingest.stats), self._ingest.behind), time.monotonic()
         if now == self._known or at < self._at + _SEND_S:
             return

@@ -2,7 +2,7 @@
 
 `store.leases` keeps the leases and judges their expiry by the database's clock. This module adds
 the copy that a process keeps of its own leases, so that it need not query the database before each
-action. Functions raise `StoreError` if the database does not answer.
+action.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ class Lease:
     """This process's lease on a run, as far as known without a query. Thread-safe.
 
     Args:
-        run: key of the run.
-        owner: name of the worker that holds the lease.
         until: monotonic time before which no other worker can have acquired the lease.
         purpose: "plan", or "jobs" for engine jobs.
     """

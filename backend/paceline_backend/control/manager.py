@@ -42,7 +42,6 @@ class ControllerManager:
     """Manager of this worker's controllers; it takes the leases of runs that no worker plans yet.
 
     Args:
-        owner: name of this worker, unique among running workers.
         lease_s: duration of a lease in seconds, after which another worker may take over.
         busy: returns True while ingest on this machine is behind.
     """
@@ -66,11 +65,9 @@ class ControllerManager:
         self._lease_s = lease_s
         self._turns = Turns(busy)
         self._owned: dict[int, _Owned] = {}
-        # Monotonic time of the last extension of the leases.
         self._extended = 0.0
         # By run: monotonic time before which a failed controller is not restarted.
         self._not_before: dict[int, float] = {}
-        # Thread that compiles kernels.
         self._warming: threading.Thread | None = None
         self._reaped = False
 

@@ -96,7 +96,6 @@ class NodeReconciler:
     def _reconcile_one(
         self, client: redis.Redis, group: MultiNodeRun, listed: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Reconcile one run. An unexpected error in this run does not affect other runs."""
         try:
             self.reconcile(client, group, listed)
         except (StoreError, redis.RedisError):
@@ -183,7 +182,6 @@ class NodeReconciler:
     def _replace(
         self, client: redis.Redis, group: MultiNodeRun, listed: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Let replaced nodes leave, and spares join in the place of lost nodes."""
         for node in _replaced_nodes(group):
             self._order_to_leave(client, group, node)
         if spares.of_run(group.id, listed) and not _host_is_gone(group):
@@ -287,7 +285,6 @@ def _host_left(group: MultiNodeRun) -> bool:
 
 
 def _replaced_nodes(group: MultiNodeRun) -> list[RunNode]:
-    """Return the nodes whose replacements have arrived."""
     active = {row.node: row for row in group.nodes if not row.ended and not row.leaving}
     others = [row for row in group.nodes if row.replaces in active and not row.ended]
     there = [row for row in others if row.arrived or row.state == State.RUNNING]

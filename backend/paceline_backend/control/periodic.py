@@ -8,9 +8,9 @@ in memory must therefore be valid after a round that failed halfway.
 Most rounds find nothing to do while no run is active and no client changes anything. `IdleMonitor`
 calls that *quiet*: the last entry on `CHANGES` is older than `QUIET_AFTER_S`, and no run is active.
 The web process adds an entry after each request that may have changed something, and ingest adds
-one for each change that open pages show. In quiet times, each `Periodic` pauses for `QUIET_S`
-between its rounds, so that an idle worker hardly needs the CPU. Work for runs that have processes
-also pauses while runs only wait for an engine or for nodes. The first change ends these pauses.
+one for each change that open pages show. In quiet times, each `Periodic` pauses for its `quiet_s`
+between rounds, so that an idle worker hardly needs the CPU. Work for runs that have processes also
+pauses while runs only wait for an engine or for nodes. The first change ends these pauses.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class Periodic:
     Args:
         name: name of the work in log messages.
         every_s: pause between two rounds, in seconds.
-        work: function that does one round of the work.
         end: function that is called once, after the last round.
         quiet_s: pause in seconds while there is nothing to do.
         needless: the highest `Workload` at which this task has nothing to do.
@@ -107,12 +106,7 @@ class Periodic:
 
 
 class IdleMonitor:
-    """Monitor of the `Workload` of this control plane. Thread-safe.
-
-    Args:
-        store: holds the runs.
-        bus_url: the bus whose changes are followed.
-    """
+    """Monitor of the `Workload` of this control plane. Thread-safe."""
 
     def __init__(self, store: Store, bus_url: str) -> None:
         self._store = store

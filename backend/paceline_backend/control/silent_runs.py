@@ -67,7 +67,6 @@ class SilentRuns:
         self._store = store
         self._silent_s = silent_s
         self._listened = ListeningClock(SILENCE_CHECK_S, clock)
-        # Silences, by run.
         self._since: _Silences[str] = {}
         # By run and node: newest step, and the time at which `_trains` first saw it.
         self._steps: dict[tuple[str, str], tuple[int, float]] = {}
@@ -106,8 +105,7 @@ class SilentRuns:
                 self._lose(client, run_id, node, _unanswered(heard[run_id, node]))
         silent = [run for run in unfinished if at - since[run.id][1] >= self._silent_s]
         failed = [run.id for run in silent if self._failed(client, run)]
-        # Check launches on single nodes last: a run has failed by now if none of its nodes
-        # started.
+        # Check launches on single nodes last: a run has failed by now if none of its nodes started.
         launches_since = _silences(known_launches, _of_nodes(pending), behind, at)
         for (run_id, node), (_, silent_since) in launches_since.items():
             if at - silent_since >= self._silent_s:
@@ -170,7 +168,6 @@ def _waits(run: runs.Unfinished) -> bool:
 
 
 def _streams_of(run: runs.Unfinished) -> list[str]:
-    """Return the streams on which a run's messages and its nodes' heartbeats arrive."""
     own = run_telemetry(run.id) if run.signed else TELEMETRY
     return [own, *map(node_telemetry, run.nodes)]
 

@@ -22,8 +22,6 @@ _BUSY_CHECK_S = 0.5
 class Turns:
     """Scheduler that lets one plan run at a time, with rests between plans while ingest is busy.
 
-    While ingest is busy, plans take at most a quarter of the time.
-
     Most of planning is Python, so two plans at once take as long as two plans in sequence. Without
     turns, ten runs that plan at once would leave only an eleventh of the interpreter's time to any
     other thread. Telemetry has priority over plans: without a plan, leaders coast, but late
@@ -50,9 +48,7 @@ class Turns:
         self._patience_s = patience_s
         self._clock = clock
         self._changed = threading.Condition()
-        # Plans that wait for their turn.
         self._queue: list[object] = []
-        # The plan that is being made.
         self._plan: object | None = None
         self._began = 0.0
         # By controller that has planned recently: the time at which its rest ends.
@@ -96,7 +92,6 @@ class Turns:
         return 0.0 if self._plan is None else self._began + self._patience_s - self._clock()
 
     def _note(self, who: Hashable, took_s: float) -> None:
-        """Record the end of a plan, after which its controller rests."""
         now = self._clock()
         self._rests = {w: at for w, at in self._rests.items() if at > now - _RECENT_S}
         self._rests[who] = now

@@ -1,7 +1,4 @@
-"""Maintenance of the database by the worker: roll-ups, sums by day, and pruning.
-
-All functions raise `StoreError` if the database does not answer.
-"""
+"""Maintenance of the database by the worker: roll-ups, sums by day, and pruning."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from paceline_backend.store.upkeep.prune import Keep, prune
 
 log = logging.getLogger(__name__)
 
-# Maximum number of runs that one call of `sum_up` handles.
 _MOST_SUMMED = 50
 # Pause between two transactions, in which ingest can write.
 _WRITE_PAUSE_S = 0.05

@@ -33,7 +33,7 @@ from paceline_backend.store.telemetry.writers import PermittedWriters
 
 # Maximum delay until ingest reads the stream of a node or run that has just received credentials.
 REFRESH_S = 0.5
-# Maximum size of a message that is not a batch of records, without its arrays of samples.
+# Maximum size of a message that is not a batch of records, not counting its arrays of samples.
 _MOST_PLAIN = 2**20  # bytes
 
 

@@ -150,7 +150,7 @@ class Window:
         recent = [step_s[step] for step in sorted(step_s)[-_RECENT_STEPS:]]
         if recent:
             return statistics.median(recent)
-        # Only incomplete segments are known. The end of one segment and the start of the next
+        # No segment has all its steps here. The end of one segment and the start of the next
         # together take about as long as a whole segment, so use the mean over their steps.
         return statistics.fmean(cut) if cut else None
 
@@ -211,8 +211,8 @@ def single_batches(feedback: Feedback, segments: Iterable[Plan]) -> Feedback:
     a record of one batch, so this function drops it. If a rank has only records of several batches
     in a segment, the rank keeps them.
 
-    The wall times of a segment whose batches are shared do not belong to single steps either. Each
-    step gets the time that the work of one step takes at the segment's rate in samples per second,
+    The wall times of a segment whose batches are shared do not belong to single steps either. So
+    each step gets the segment's mean time per step, computed from its rate in samples per second,
     even if the feedback has only some of the segment's records. Rows of segments that are not in
     `segments` stay as they are.
     """

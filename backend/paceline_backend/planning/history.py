@@ -114,7 +114,7 @@ class History:
     def must_shuffle(self, version: int) -> bool:
         """Return True if the shuffler must run before the next segment.
 
-        docs/internals.md, "Policies", describes when the shuffler runs.
+        docs/internals.md, "Policies and planning", describes when the shuffler runs.
         """
         return self._shuffled_for != (self.epoch, version)
 
@@ -167,11 +167,11 @@ class History:
         return self._storage is not None and policy.homes
 
     def ahead(self, steps: int, version: int, policy: Policy) -> Problem | None:
-        """Return the planner's input for the next epoch if its holders must be planned now.
+        """Return the planner's input for the next epoch, or None if it need not be planned yet.
 
-        Otherwise return None. The holders are the ranks that will hold the samples. They are
-        planned together with the first segment that leaves at most `AHEAD_SHARE` of the current
-        epoch. `steps` is the number of steps of the segment that is about to be planned.
+        The ranks that will hold the next epoch's samples are planned together with the first
+        segment that leaves at most `AHEAD_SHARE` of the current epoch. `steps` is the number of
+        steps of the segment that is about to be planned.
         """
         hello, last = self.hello, self.hello.epochs
         left = int(np.count_nonzero(self._remaining)) - steps * hello.global_batch
@@ -285,11 +285,11 @@ class History:
         if plan.moves is not None:
             self._moves, self._moves_for = plan.moves, (plan.epoch + 1, plan.version)
         if self._storage is not None:
-            # Each `Problem` that was made earlier keeps the previous array.
+            # Copy the arrays, because each `Problem` that was made earlier, and its plan, refer to
+            # them.
             loose = self._storage.loose.copy()
             loose[samples] = False
             self._storage = replace(self._storage, loose=loose)
-        # Each `Problem` that was made earlier, and its plan, keep the previous array.
         if self._holder_shared:
             self._holder = self._holder.copy()
             self._holder_shared = False

@@ -115,7 +115,6 @@ def _plan(
     steps: int,
     choice: Choice,
 ) -> tuple[Plan, Shuffle]:
-    """Plan at most `steps` steps."""
     ahead = history.ahead(steps, version, policy)
 
     def planned(*, shuffle: bool) -> tuple[Plan, Shuffle]:
@@ -192,10 +191,7 @@ def _has_changed_speed(history: History, feedback: Feedback) -> bool:
 
 
 def _is_off(plan: Plan, step: int, compute_s: Floats) -> bool:
-    """Return True if a rank's compute time in a step of the segment was not as planned.
-
-    `compute_s` has the measured time of each rank in the step.
-    """
+    """Return True if the compute time of a rank in a step of the segment was not as planned."""
     if not plan.ett_s:
         return False
     expected = np.array(plan.ett_s[step - plan.first_step])

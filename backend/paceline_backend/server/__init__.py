@@ -4,7 +4,4 @@
 `supervisor` starts the web and worker processes and restarts those that end. `embedded` runs an
 embedded bus, and `heartbeat` reports on the bus that a worker is alive. `stack` starts a control
 plane with an agent for `paceline up`, `paceline demo` and tests.
-
-    settings = Settings(database, bus, port=8000)
-    ServerSupervisor(settings, None, {"web": run_web, "worker": run_worker}).run()
 """

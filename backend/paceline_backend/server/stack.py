@@ -177,7 +177,6 @@ class Stack:
         raise PacelineError(f"paceline {name} {why}: " + words.removeprefix(f"paceline {name}: "))
 
     def _said(self, name: str) -> str:
-        """Return the text that a child has written since its last start."""
         with (self.data / f"{name}.log").open("rb") as log:
             log.seek(self._said_before[name])
             return log.read().decode(errors="replace")

@@ -175,7 +175,6 @@ _fork = multiprocessing.get_context("fork")
 @dataclass
 class _Child:
     name: str
-    # Function that does the work of the child and returns the exit code.
     work: Callable[[], int]
     process: multiprocessing.process.BaseProcess | None = None
     started: float = 0.0

@@ -35,7 +35,7 @@ _SET_INFO = "client|setinfo"
 
 # Rights on the bus that `make` and `forget` need, as messages show them.
 RIGHTS = "ACL SETUSER, ACL GETUSER, ACL USERS, ACL DELUSER and CLIENT KILL"
-# Environment variable; "1": nodes and runs may get the control plane's own URL.
+# Environment variable; "1": nodes and runs may get the control plane's own URL of the bus.
 SHARE = "PACELINE_SHARE_BUS_PASSWORD"
 
 
@@ -103,7 +103,7 @@ def of_run(keys: Keys, run: str) -> User:
 
 
 def shared() -> bool:
-    """Return whether nodes and runs may get the control plane's URL on a bus without users."""
+    """Return whether nodes and runs get the control plane's URL of a bus that refuses users."""
     return os.environ.get(SHARE) == "1"
 
 

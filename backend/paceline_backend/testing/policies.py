@@ -69,9 +69,7 @@ def check_policy(preset: Preset[Any], *, cases: int = 40, seed: int = 0) -> None
     values. In some cases, another policy plans the first steps.
 
     Args:
-        preset: the preset of the policy.
         cases: number of clusters to simulate.
-        seed: seed of the random draw.
 
     Raises:
         AssertionError: the policy breaks the contract. The message names the rule and the case.
@@ -211,7 +209,7 @@ def _check_plan(simulation: Simulation) -> None:
     for name, value in _values(made, shuffled).items():
         equal = np.array_equal(value, again[name])
         assert equal, f"{name} differs when planned again from the same arguments"
-    # With a token budget, the number of samples in a step depends on the samples' sizes.
+    # With a token budget, steps must use the samples in the epoch's order.
     if problem.token_budget is not None:
         _check_plain(made, problem)
     _check_legal(made, shuffled, problem)

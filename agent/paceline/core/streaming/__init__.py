@@ -6,6 +6,4 @@ trains.
 
 - `ledger`: the leader's record of a stream's epoch, which chooses the samples of the next steps;
 - `reading`: which shards of a source a rank reads, and whether a shard keeps its order.
-
-This package does no I/O.
 """

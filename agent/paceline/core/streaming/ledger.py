@@ -32,7 +32,6 @@ WAITS = 8
 _SPENT = 4
 # If a rank would end later than this multiple of the planned time, the other ranks get more load.
 _LATE = 1.02
-# Number of bisection steps in the search for a step's time.
 _TIME_BISECTIONS = 60
 # Maximum number of samples that a rank swaps for later ones of its buffer in a step.
 _SWAPS = 4
@@ -60,8 +59,6 @@ class StreamLedger:
     the next steps with `coast` or `filled`. Then the leader records these steps with `use`.
 
     Args:
-        epoch: number of the epoch.
-        world: the number of ranks.
         rules: the rules that each step's batch follows; a stream has neither a grid nor a budget.
         buffer: number of samples in all ranks' buffers together, at least `LEAST_BATCHES` global
             batches.
@@ -165,7 +162,6 @@ class StreamLedger:
         return self._steps_at_most() > 0
 
     def _steps_at_most(self) -> int:
-        """Return the number of steps that can be planned with the samples known at present."""
         if self.ended:
             full, rest = divmod(self.left, self._rules.global_batch)
             return full + (rest > 0 and not self._rules.drop_last)

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 PARTS = 8
 # A rank's share of the unclaimed parts, times this fraction, is the maximum that it claims at once.
 _FAIR = 0.5
-# Number of bits of a digest of samples.
 _BITS = 64
 
 
