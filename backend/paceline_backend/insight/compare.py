@@ -27,7 +27,7 @@ from paceline_backend.store.history import days
 from paceline_backend.store.quality import evaluations
 from paceline_backend.store.quality.evaluations import Evaluated
 
-# Maximum number of steps that are read for a side. If a side has more, its newest steps are read.
+# Maximum number of steps that are read for a side, the newest ones.
 MOST_COMPARED_STEPS = 10_000
 # Number of bootstrap samples from which an interval is computed.
 _BOOTSTRAPS = 1_000
@@ -45,10 +45,8 @@ _MET = (("after_s", "s"), ("epoch", ""), ("trained", ""))
 class Side:
     """One side of a comparison: a run, or some of its steps."""
 
-    # The text from which the side was parsed; see `read`.
     text: str
     run: str
-    # Database key of the run.
     key: int
     name: str
     policy: str
@@ -202,7 +200,7 @@ def _change(figure: _Figure, base: Side, other: Side) -> dict[str, Any] | None:
 
 
 def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
-    """Return a filter that keeps the steps in the range of trained samples of both sides."""
+    """Return a filter for the steps whose `trained` lies within the ranges of both sides."""
     ranges = [side.columns["trained"] for side in (base, other)]
     low = max(values.min(initial=np.inf) for values in ranges)
     high = min(values.max(initial=-np.inf) for values in ranges)
@@ -284,10 +282,7 @@ def _metrics(
 def _targets(
     store: Store, sides: Sequence[Side], of: Mapping[str, dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return rows about the moments at which runs met their targets.
-
-    The time to a target counts from the run's start, so only sides that are whole runs have values.
-    """
+    """Return rows about targets; sides that are only a part of a run have no values."""
     whole = list(dict.fromkeys(side.run for side in sides if side.whole))
     wanted: dict[tuple[Any, ...], dict[str, Any]] = {}
     for own in (of[run]["target"] for run in whole):

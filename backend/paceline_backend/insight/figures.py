@@ -1,7 +1,6 @@
 """Figures of each active run for monitoring, computed by the same functions as for REST.
 
-A process creates one `Figures` object, because the object caches how often each run's epochs
-used their samples (`store.coverage`)::
+A process creates one `Figures` object, because the object caches results of `store.coverage`::
 
     figures = Figures(store)
     for run in figures.active(): …
@@ -102,11 +101,6 @@ class Figures:
             return [self._figures(connection, row, judged.get(row["id"])) for row in rows]
 
     def _refresh(self, connection: Connection, names: Sequence[str]) -> None:
-        """Call `store.coverage.coverage` for runs whose cached result is outdated.
-
-        At most `_COVERAGES` runs are updated: first runs without a result, then the runs with the
-        oldest results.
-        """
         known = self._coverage = {run: read for run, read in self._coverage.items() if run in names}
         at = {run: known[run][0] if run in known else float("-inf") for run in names}
         due = (run for run in names if at[run] <= self._clock() - _COVERAGE_S)

@@ -7,7 +7,7 @@ Trials show whether the preset takes longer than plain DDP: a small simulated co
 on the models that were fitted to its steps, trains for a few epochs of 32 steps under the preset
 and under plain DDP. If the preset takes longer, the warning names likely causes: conditions that
 the preset ignores according to its `policies.base.Criteria`. Trials take a fraction of a second,
-far less than a forecast. If there is a forecast, its figures can replace the trials.
+far less than a forecast.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from paceline_backend.simulator.scenario import hello_of
 HARM = 1.02
 # The number of trials, with different draws of sizes and noise.
 _TRIALS = 2
-# Length of a trial: steps per epoch, and epochs. Policies learn in the first epoch.
+# Length of a trial: steps per epoch, and epochs.
 _TRIAL_STEPS, _TRIAL_EPOCHS = 32, 4
 # Maximum numbers of ranks and of samples per step in a trial.
 _TRIAL_RANKS, _TRIAL_SAMPLES = 32, 512

@@ -21,8 +21,7 @@ from paceline_backend.store.fleet.verdicts import Kept, NamedNodes
 from paceline_backend.store.history import days as run_days
 from paceline_backend.store.history import labels
 
-# Kinds of causes that originate on a node. Causes of other kinds come from the data, the network,
-# the script or the plan.
+# Kinds of causes that originate on a node.
 OF_NODES = ("node", "transient", "periodic", "input")
 
 By = Literal["owner", "tag", "run"]

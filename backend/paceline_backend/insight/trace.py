@@ -8,8 +8,6 @@ for policy switches and for the causes of a verdict.
 
 Times come from the nodes' clocks. `ts` counts from the start of the first slice, rounded down to a
 full second. `otherData.began_at` is the Unix time of `ts` 0.
-
-The REST API calls `begin`, which raises errors before the first byte is sent, and then `stream`.
 """
 
 from __future__ import annotations
@@ -50,7 +48,6 @@ class Traced:
     """Data of a trace, except for the steps, which `stream` reads.
 
     `last` is below `first` if there is no step. `placements` has the node of each rank, by attempt.
-    `began_at` is the Unix time of `ts` 0.
     """
 
     store: Store

@@ -31,8 +31,7 @@ _COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s")
 class Worker:
     """One rank's slowness, and the waiting of other ranks for it, over the analysed steps.
 
-    `data`, `node`, `transient` and `input` are the parts of `caused` that are due to each cause.
-    They add up to `caused`.
+    `data`, `node`, `transient` and `input` are the parts of `caused` by cause; they add up to it.
     """
 
     rank: int
@@ -168,8 +167,7 @@ def read_rows(
 
     If `span` has no first step, the last `range_steps` steps are read. If there are more than
     `most_rows` rows, only the rows of the newest steps are read. Steps before `placement` took
-    effect are left out, because the ranks ran on other nodes then. If `placement` is None, no step
-    is left out.
+    effect are left out, because the ranks ran on other nodes then.
     """
     read = records.newest_complete(
         connection,
@@ -192,10 +190,7 @@ def read_rows(
 
 @dataclass(frozen=True)
 class Split:
-    """SP of the steps and waiting for the ranks, split by cause.
-
-    The five causes are data, node, temporary slowness, noise and input.
-    """
+    """SP and waiting time by five causes: data, node, temporary slowness, noise and input."""
 
     # Time between the moments at which the first and the last rank are ready.
     sp_s: Floats  # [K]
@@ -251,10 +246,7 @@ def split(rows: Rows, took_part: Bools, model: SpeedModel) -> Split:
 
 
 def _lateness(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
-    """Return each rank's lateness compared with a typical rank with the mean batch, [5, K, W].
-
-    The first axis is the cause: data, node, temporary slowness, noise, input.
-    """
+    """Return each rank's lateness, compared with a typical rank with the mean batch, [5, K, W]."""
     neither, both = model.equal, model.own
     batch, speed, rest = model.typical, model.own_equal, model.rest
     data = (2 * (batch - neither) + (both - speed)) / 6
@@ -314,8 +306,7 @@ def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
 def _counted(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
     """Return the fraction of a batch's extra cost that its number of samples explains, [K, W].
 
-    The extra cost is the batch's cost minus the cost of the step's mean batch. The fraction is
-    between 0 and 1.
+    The extra cost is the batch's cost minus the cost of the step's mean batch.
     """
     samples = np.where(took_part, rows.samples, 0.0)
     mean = samples.sum(axis=1, keepdims=True) / took_part.sum(axis=1, keepdims=True)

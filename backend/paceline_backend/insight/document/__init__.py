@@ -5,8 +5,6 @@ the data of a run from the database, and `render` returns the HTML. The REST rou
 /runs/{id}/report?format=html` and `paceline report` call these functions::
 
     html = render(read(store, run))
-
-The module `charts` draws the line charts, and the heat map of the ranks' times.
 """
 
 from paceline_backend.insight.document.content import Content, read

@@ -2,8 +2,7 @@
 
 `svg` draws a `Chart`: lines and bands over steps, with marks where the policy was switched.
 `heat_map` draws each rank's time ÷ the median of its step, as a PNG inside an SVG with the same
-axes and marks. The module `page` inserts both into the report. Colours are CSS classes, so that one
-file suits light and dark screens and paper.
+axes and marks. Colours are CSS classes, so that one file suits light and dark screens and paper.
 """
 
 from __future__ import annotations

@@ -29,9 +29,8 @@ from paceline_backend.store import (
 from paceline_backend.store.outcomes import forecasts
 from paceline_backend.store.rollups.reading import RankChoice
 
-# The line of a chart has at most this many points.
+# Maximum number of points of a chart's line, and of columns of the heat map.
 LINE_POINTS = 600
-# The heat map has at most this many columns.
 HEAT_MAP_COLUMNS = 300
 # The table of workers shows means over this many of the newest steps.
 _LAST = 50  # steps

@@ -146,8 +146,7 @@ class Account:
         """Return the findings that alone would cost at least the share `least` of the wall time.
 
         `cost_s` of each finding is set. Active findings come first, then past ones; each group is
-        ordered by the cost that a finding would have alone, highest first. The time lost to a
-        finding that is left out counts as usual time of the run.
+        ordered by the cost that a finding would have alone, highest first.
         """
         least_s = least * self.times.wall_s
         account, alone = self, self.alone_s()

@@ -111,7 +111,6 @@ class SlowNode:
     node: str
     # Kind of the cause: node, transient, periodic or input.
     cause: str
-    # The slow ranks.
     ranks: list[int]
     # The number of all ranks on the node.
     count: int

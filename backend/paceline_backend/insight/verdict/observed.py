@@ -1,8 +1,7 @@
 """Input of a verdict: the times of each rank's steps, and the wall time that results from them.
 
 `read_observed` reads the ranks' reports of a range of steps from the database as `ObservedSteps`.
-Tests, the benchmark and forecasts make `ObservedSteps` without a database. `Times` holds the
-components of the wall time. All other modules of the package use `ObservedSteps` and `Times`.
+`Times` holds the components of the wall time.
 """
 
 from __future__ import annotations
@@ -196,8 +195,7 @@ def read_observed(
 
     If `span` has no first step, the last `range_steps` steps are read. If there are more than
     `most_rows` rows, only the rows of the newest steps are read. Steps before `placement` took
-    effect are left out, because the ranks ran on other nodes then. If `placement` is None, no step
-    is left out.
+    effect are left out, because the ranks ran on other nodes then.
     """
     read = records.newest_complete(
         connection,

@@ -3,7 +3,7 @@
 `model_of` fits the cost of batches and the course of each rank's speed over the steps.
 `findings_of` returns a finding for each group of ranks that are slow together: lastingly,
 temporarily or periodically. `data_of` returns the time that is lost because the batches of a step
-differ in cost. The module `waits` detects the time in which ranks do not compute.
+differ in cost.
 """
 
 from __future__ import annotations
