@@ -1,8 +1,8 @@
 """Measured effects of policy switches: the time for the same load, before and after.
 
 The first steps of a policy, in which it learns the ranks' speeds, are left out. A difference counts
-as known once its 95 % interval excludes zero. The worker process stores effects with `note`. If no
-later step can change an effect, the stored effect is returned, even if its steps have been deleted.
+as known once its 95 % interval excludes zero. If no later step can change an effect, the stored
+effect is returned, even if its steps have been deleted.
 """
 
 from __future__ import annotations

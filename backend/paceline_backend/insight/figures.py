@@ -27,8 +27,7 @@ MOST_RUNS = 100
 _ACTIVE = RunFilter(states=UNDER_WAY)
 # Number of the last complete steps over which means are computed.
 MEAN_STEPS = 50
-# The mean planning time, and the share of segments that the leader planned itself, cover this many
-# of the newest segments.
+# Number of the newest segments that `plan_s` and `coasting` cover.
 _SEGMENTS = 8
 # Seconds for which a run's `store.coverage.coverage` is cached, because it reads the whole run.
 _COVERAGE_S = 60.0

@@ -1,9 +1,8 @@
 """Verdicts over all runs: the runs that lose most time, the causes, and the slow nodes.
 
-`judged` returns a run's verdict in the form in which it is stored; `control.fleet` calls it for
-each active run. `overview` combines the stored verdicts of all active runs. `record` returns the
-hours in which each node slowed runs down, by day, and the cost of waiting. `api.fleet` calls
-`overview` and `record`.
+`judged` returns a run's verdict in the form in which it is stored. `overview` combines the stored
+verdicts of all active runs. `record` returns the hours in which each node slowed runs down, by day,
+and the cost of waiting.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ OF_NODES = ("node", "transient", "periodic", "input")
 
 By = Literal["owner", "tag", "run"]
 
-# Maximum number of groups that are listed individually.
 _MOST_GROUPS = 100
 _SUMS = ("worker_hours", "waited_hours", "cost", "waited_cost")
 

@@ -2,8 +2,7 @@
 
 The straggler problem (SP) of a step is the time between the first and the last rank to be ready for
 the reduction of the gradients. `attribute` returns an `Attribution` with the SP of each step by
-cause and one `Worker` per rank. The API's route `/runs/{id}/attribution` calls `read_rows` and
-`attribute`::
+cause and one `Worker` per rank::
 
     result = attribute(Rows(step, samples, load, squares, longest, data_s, compute_s))
     print(result.shares, result.workers[0].caused)

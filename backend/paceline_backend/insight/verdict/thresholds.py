@@ -1,13 +1,11 @@
 """Thresholds of verdicts, on which the causes, their ranks and their steps depend.
 
-All modules of this package read their thresholds from `THRESHOLDS`; numbers inside a formula, such
-as the price of a cut, are defined next to the formula. docs/verdicts.md states the shares of the
-wall time, the counts of steps and the 5 % of a lasting slowness, so these values are promises to
-users. The other values were chosen on runs like the runs of ``benchmarks/verdicts.py``
-(benchmarks/scenarios/verdicts.json): run this benchmark after a change. The comment on a threshold
-quotes the kind of run, in the scenarios file, on which the threshold was chosen. Scenarios with
-switches of the policy are in benchmarks/scenarios/switches.yaml;
-tests/integration/insight/test_switched_scenarios.py runs them.
+docs/verdicts.md states the shares of the wall time, the counts of steps and the 5 % of a lasting
+slowness, so these values are promises to users. The other values were chosen on runs like the runs
+of ``benchmarks/verdicts.py`` (benchmarks/scenarios/verdicts.json): run this benchmark after a
+change. The comment on a threshold quotes the kind of run, in the scenarios file, on which the
+threshold was chosen. Scenarios with switches of the policy are in
+benchmarks/scenarios/switches.yaml; tests/integration/insight/test_switched_scenarios.py runs them.
 """
 
 from __future__ import annotations

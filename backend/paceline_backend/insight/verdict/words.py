@@ -24,7 +24,6 @@ _ALWAYS = " in all steps"
 # If the largest slowdown factor of a cause's ranks is less than this many times the smallest, the
 # text gives the median of the factors instead of a range.
 _ALIKE_FACTORS = 1.2
-# The text about a run describes at most this many causes.
 _MOST_CAUSES = 3
 
 _LEARNS = "a policy that learns speeds, such as `paceline`, takes load from {it}"

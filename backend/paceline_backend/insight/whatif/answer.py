@@ -1,7 +1,4 @@
-"""Values of a forecast, which are stored as JSON in the table `forecasts` and sent over REST.
-
-`best_of` chooses the option that a forecast recommends.
-"""
+"""Values of a forecast, which are stored as JSON in the table `forecasts` and sent over REST."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from paceline_backend.policies import Changes
 
 # Number of the newest complete steps that a forecast uses.
 FORECAST_STEPS = 256
-# Minimum number of steps for a forecast.
 FEWEST_FORECAST_STEPS = 16
 # A switch is worthwhile only if the lower bound of the saving's 95 % interval exceeds this.
 MARGIN = 0.05
@@ -198,7 +194,7 @@ class Forecast:
     # |Modelled time ÷ measured time − 1| of the batches that ran.
     fit_error: float | None = None
     reason: str | None = None
-    # The best preset comes first.
+    # Sorted by saving, the largest first.
     forecasts: list[PresetForecast] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     # Each rank's seconds per size unit if a mean global batch is divided equally.

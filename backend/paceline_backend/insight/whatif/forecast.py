@@ -158,7 +158,6 @@ def _of_slow_node(
     again[name].in_force = False
     preset = _preset(slow.node, again[name], base, scale, made.fit_error)
     measured = basis.measured
-    # Use only the steps that end with an all-reduce.
     reduced = measured.together
     step_s = float(measured.step_s[reduced].sum())
     not_computing = float(measured.remainder_s[reduced].sum()) / step_s if step_s else 0.0
@@ -433,7 +432,6 @@ def _by_chance(blocks: Floats, median: Floats, known: npt.NDArray[np.bool_]) -> 
 
 
 def _lastingly_slow(basis: Basis) -> SlowNode | None:
-    """Return the node that is lastingly slow in the steps of a forecast; None if there is none."""
     assert basis.state.history is not None
     measured = basis.measured
     apart = np.zeros(len(measured.step), bool)
