@@ -164,7 +164,7 @@ def _row(figure: _Figure, sides: Sequence[Side]) -> dict[str, Any]:
 
 
 def _parts(figure: _Figure, side: Side, where: Callable[[Side], Any] | None = None) -> Floats:
-    """Return numerator and denominator of a figure, for the steps that have it, [2, K]."""
+    """Return a figure's numerator and denominator in the steps in which both are known, [2, K]."""
     above = side.columns[figure.column]
     below = np.ones(len(above)) if figure.divisor is None else side.columns[figure.divisor]
     known = np.isfinite(above) & np.isfinite(below)
@@ -244,8 +244,7 @@ def words(sides: Sequence[Side], rows: Sequence[dict[str, Any]]) -> list[str]:
 def results(store: Store, sides: Sequence[Side], price: Price | None) -> list[dict[str, Any]]:
     """Return rows about metrics, targets and cost, in the form of the rows of `differences`.
 
-    Each row also has `metric` and `target`; both are None for a row about cost. Without a price
-    there are no rows about cost.
+    Each row also has `metric` and `target`; both are None for a row about cost.
     """
     of = {name: runs.get(store, name) for name in dict.fromkeys(side.run for side in sides)}
     with store.read() as connection:

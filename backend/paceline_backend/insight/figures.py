@@ -25,7 +25,6 @@ from paceline_backend.store.history import RunFilter
 # time series to the monitoring system.
 MOST_RUNS = 100
 _ACTIVE = RunFilter(states=UNDER_WAY)
-# Number of the last complete steps over which means are computed.
 MEAN_STEPS = 50
 # Number of the newest segments that `plan_s` and `coasting` cover.
 _SEGMENTS = 8
@@ -56,7 +55,6 @@ class MonitoredRun:
     backend: str
     # Totals over all complete steps; see `store.history.days.figures`.
     totals: Mapping[str, Any] | None
-    # Last complete step.
     step: int | None
     epoch: int | None
     records_lost: int
@@ -64,7 +62,8 @@ class MonitoredRun:
     step_s: float | None
     se: float | None
     waste: float | None
-    # Rank that was most often the slowest in computing, and the share of steps in which it was.
+    # Rank that was most often the slowest in computing, and the share of steps in which it was the
+    # slowest.
     slowest_rank: int | None
     slowest_share: float | None
     # Mean time that controllers took to plan one of the newest segments.

@@ -34,7 +34,7 @@ def overview(connection: Connection, price: Price | None = None) -> dict[str, An
 
     Runs and nodes are sorted by the time that is lost, most first. The verdicts are read from the
     database, where a worker process stores them every few seconds, so a run has no verdict in its
-    first seconds. Without a price there are no costs.
+    first seconds.
     """
     running = progress.running(connection)
     keys = [run.key for run in running]
@@ -188,7 +188,7 @@ def record(
     """Return each node's slow hours by day, and the cost of waiting in the last `days` by group.
 
     A node's slow hours are those in which a verdict named the node. `by` is the kind of group:
-    owner, tag or run. The last of the `days` is today (UTC). Without a price there are no costs.
+    owner, tag or run. The last of the `days` is today (UTC).
     """
     last = int(now // run_days.DAY_S)
     first = last - days + 1

@@ -139,7 +139,6 @@ class _Planned:
     moved: Counter[str] = field(default_factory=Counter)
     across: Counter[str] = field(default_factory=Counter)
     coasted: int = 0  # steps
-    # True if a plan set the number of CPU threads.
     threads: bool = False
 
 
@@ -210,8 +209,8 @@ def _fluid(
     """Return the fluid limit; None if there are no records to which speeds can be fitted.
 
     If the run's devices are emulated and their speeds are constant, these true speeds are used.
-    Otherwise speeds are fitted to the ranks' records. `threads` is true if a plan set the number of
-    CPU threads, which changes the speed of devices with a parallel part.
+    `threads` is true if a plan set the number of CPU threads, which changes the speed of devices
+    with a parallel part.
     """
     if hello is not None and hello.emulated is not None and not hello.stream:
         devices = msgspec.convert(hello.emulated, Emulation)

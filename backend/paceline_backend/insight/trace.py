@@ -109,7 +109,7 @@ def stream(traced: Traced) -> Iterator[bytes]:
 def _events(traced: Traced) -> Iterator[Event]:
     tracks = _Tracks(traced)
     yield from tracks.named_run()
-    # Start of each step at which the trace shows an instant.
+    # Start of each step that has an instant event.
     starts: dict[int, float] = {}  # µs, by step
     wanted = {cause.since for cause in traced.verdict.causes}
     steps = traced.verdict.seen.step
@@ -145,7 +145,7 @@ def _least(ranks: Floats) -> float:
 
 @dataclass
 class _Tracks:
-    """Processes and threads of a trace; an event names each when it occurs for the first time."""
+    """Processes and threads of a trace; an event names each of them when it first occurs."""
 
     traced: Traced
     nodes: dict[str, int] = field(default_factory=dict)

@@ -63,8 +63,7 @@ class Attribution:
     # Steps in which at least two ranks had samples.
     step: Ints  # [K]
     sp_s: Floats  # [K]
-    # The part of `sp_s` that each cause explains, by the name of the cause.
-    parts: Mapping[str, Floats]  # [K], seconds
+    parts: Mapping[str, Floats]  # [K], seconds, by the name of the cause
     se: float
     # Fraction of their time that ranks spend waiting, as the mean over the steps.
     waste: float
@@ -192,13 +191,10 @@ def read_rows(
 class Split:
     """SP and waiting time by five causes: data, node, temporary slowness, noise and input."""
 
-    # Time between the moments at which the first and the last rank are ready.
     sp_s: Floats  # [K]
     # Time from a step's start until a rank is ready, as the mean over the ranks.
     mean_s: Floats  # [K]
-    # Fraction of their time that the ranks spend waiting.
     waste: Floats  # [K]
-    # The parts of `sp_s` that the five causes explain.
     sp_parts: Floats  # [5, K]
     # Time that other ranks waited for each rank, by cause.
     caused: Floats  # [5, K, W], seconds
@@ -327,9 +323,7 @@ def _positive(parts: Floats, total: Floats) -> Floats:
 def _waiting(ready: Floats, took_part: Bools) -> tuple[Floats, Floats]:
     """Return the seconds that other ranks waited for each rank, [K, W], and the sum by step, [K].
 
-    While some ranks are ready and others are not, the waiting time of the ready ranks is attributed
-    in equal parts to the ranks that are not ready. A rank's total is its Shapley value in an
-    airport (runway cost) game.
+    A rank's seconds are its Shapley value in an airport (runway cost) game; see `split`.
     """
     # `argsort` puts NaN, the ranks without samples, last.
     order = np.argsort(ready, axis=1)

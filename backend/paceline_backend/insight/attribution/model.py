@@ -185,10 +185,7 @@ def _shared(columns: Floats, time: Floats, took_part: Bools) -> Floats | None:
 
 
 def _columns(rows: Rows, took_part: Bools) -> Floats:
-    """Return the C terms of each batch's cost, [K, W, C]: load first, each scaled to mean 1.
-
-    Terms are 1 where a rank has no batch.
-    """
+    """Return the C terms of each batch's cost, [K, W, C]: load first, each scaled to mean 1."""
     n, load, longest = rows.samples, rows.load, rows.longest
     made = [load, rows.squares, n * longest, n * longest**2, n, np.ones_like(load)]
     means = [float(column[took_part].mean()) for column in made]
@@ -210,7 +207,7 @@ def _combine(columns: Floats, time: Floats) -> Floats:
 
 
 def _rates(ratio: Floats, took_part: Bools, known: Bools) -> Floats:
-    """Return each rank's median of `ratio`, [W]; for ranks not in `known`, the median of all."""
+    """Return each rank's median of `ratio`, [W]; the median of all ranks if it is not `known`."""
     rate = np.full(ratio.shape[1], float(np.median(ratio[took_part])))
     if known.any():
         rate[known] = np.nanmedian(np.where(took_part, ratio, np.nan)[:, known], axis=0)
@@ -222,7 +219,7 @@ def _typical(values: Floats) -> float:
 
 
 def _noise(off: Floats, fitted: int) -> float:
-    """Estimate the noise σ; `off`, [R], are absolute errors of a model with `fitted` medians."""
+    """Estimate σ of the noise from the absolute errors `off`, [R], of `fitted` fitted medians."""
     freedom = len(off) / max(len(off) - fitted, 1)
     return max(_SIGMA * float(np.median(off)) * float(np.sqrt(freedom)), THRESHOLDS.least_noise)
 

@@ -318,7 +318,6 @@ def _indices(rows: Floats) -> npt.NDArray[np.uint8]:
 
 def _shades(palette: tuple[Colour, ...]) -> bytes:
     low, middle, high = (np.array(colour, dtype=np.float64) for colour in palette)
-    # The first colour is for unknown values, which are transparent.
     made = [middle]
     for place in np.linspace(-1, 1, _SHADES):
         end = low if place < 0 else high

@@ -83,8 +83,7 @@ def read(
 ) -> Content:
     """Read the content of a run's report.
 
-    The figures of each policy leave out its first `warmup` steps. Without a price the report has no
-    cost.
+    The figures of each policy leave out its first `warmup` steps.
     """
     run = runs.get(store, run_id)
     asked = switches.rows(store, run_id)

@@ -349,9 +349,8 @@ class Trend:
 
     begin: int
     end: int
-    # Factor before the growth.
+    # Factors before and after the growth.
     first: float
-    # Factor at the end of the growth.
     last: float
 
     def factors(self, count: int) -> Floats:

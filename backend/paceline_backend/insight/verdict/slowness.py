@@ -393,7 +393,6 @@ def _alike(first: _Slow, second: _Slow) -> bool:
 
 
 def _finding(model: SlownessModel, group: Sequence[_Slow], lasting: Bools) -> TimeLoss:
-    """Return the finding about a group of ranks; `lasting` masks all lastingly slow ranks, [W]."""
     ranks = sorted(each.rank for each in group)
     by_rank = sorted(group, key=lambda each: each.rank)
     slower = np.stack([each.slower for each in by_rank], axis=1)

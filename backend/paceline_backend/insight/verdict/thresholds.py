@@ -1,10 +1,9 @@
 """Thresholds of verdicts, on which the causes, their ranks and their steps depend.
 
-docs/verdicts.md states the shares of the wall time, the counts of steps and the 5 % of a lasting
-slowness, so these values are promises to users. The other values were chosen on runs like the runs
-of ``benchmarks/verdicts.py`` (benchmarks/scenarios/verdicts.json): run this benchmark after a
-change. The comment on a threshold quotes the kind of run, in the scenarios file, on which the
-threshold was chosen. Scenarios with switches of the policy are in
+The values that docs/verdicts.md states are promises to users. The other values were chosen on runs
+like the runs of ``benchmarks/verdicts.py`` (benchmarks/scenarios/verdicts.json): run this benchmark
+after a change. The comment on a threshold quotes the kind of run, in the scenarios file, on which
+the threshold was chosen. Scenarios with switches of the policy are in
 benchmarks/scenarios/switches.yaml; tests/integration/insight/test_switched_scenarios.py runs them.
 """
 

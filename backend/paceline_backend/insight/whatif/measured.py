@@ -38,13 +38,11 @@ class RelaxedSpan:
     first: int
     end: int
     synchroniser: Synchronisation
-    # Number of the segment.
     seq: int
     # Number of steps of the segment, including those without a row.
     steps: int
     # True if the segment's last step has a row.
     whole: bool
-    # True if the epoch ends with the segment.
     epoch_end: bool
     # True if ranks share the segment's batches; see `paceline.core.pool`.
     pooled: bool
@@ -268,7 +266,6 @@ class MeasuredSteps:
 
     @property
     def _beyond_s(self) -> Floats:
-        """Return the time of steps beyond loading and computing, [S, W]."""
         return self.rank_step_s - self.data_s - self.compute_s
 
     def since(self, first: int) -> MeasuredSteps:
