@@ -29,7 +29,6 @@ from paceline_backend.store.quality.evaluations import Evaluated
 
 # Maximum number of steps that are read for a side, the newest ones.
 MOST_COMPARED_STEPS = 10_000
-# Number of bootstrap samples from which an interval is computed.
 _BOOTSTRAPS = 1_000
 _SIDE = re.compile(r"([A-Za-z0-9_-]{1,100})(?:@(\d{1,9})|:(\d{0,18})-(\d{0,18}))?")
 _METRICS = ("step_s", "samples", "waste", "se", "comm_s", "compute_mean", "ett_error", "dif")
@@ -303,8 +302,8 @@ def _reached(
 ) -> dict[str, Any] | None:
     """Return when a run met a target, with the keys in `_MET`; None if it has not.
 
-    A target is met by the run's evaluations or by its training loss; `source` of the target says
-    which. None is also returned if the run has values from the other source only.
+    The target's `source` says whether evaluations or the training loss must meet it. The result is
+    also None if the run has values from the other source only.
     """
     own = run["target"]
     if own is None or any(own[name] != target[name] for name in _WANTED):

@@ -1,8 +1,8 @@
 """Attribution of each step's SP to causes, and of the waiting time to ranks.
 
-`read_rows` reads the ranks' reports from the database. `attribute` fits the expected times
-(`model.fit`), divides each rank's lateness among the causes (`split`), attributes the waiting time
-to the slow ranks, and sums the results up by cause and by rank.
+`attribute` fits the expected times (`model.fit`), divides each rank's lateness among the causes
+(`split`), attributes the waiting time to the slow ranks, and sums the results up by cause and by
+rank.
 """
 
 from __future__ import annotations

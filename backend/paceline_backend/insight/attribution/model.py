@@ -219,7 +219,7 @@ def _typical(values: Floats) -> float:
 
 
 def _noise(off: Floats, fitted: int) -> float:
-    """Estimate σ of the noise from the absolute errors `off`, [R], of `fitted` fitted medians."""
+    """Estimate the noise σ from absolute errors `off`, [R], of a fit with `fitted` parameters."""
     freedom = len(off) / max(len(off) - fitted, 1)
     return max(_SIGMA * float(np.median(off)) * float(np.sqrt(freedom)), THRESHOLDS.least_noise)
 

@@ -87,7 +87,7 @@ class PresetForecast:
 
 @dataclass(frozen=True)
 class Saving:
-    """Step time with a slow node made as fast as the others, according to the newest forecast."""
+    """Forecast of the step time if a slow node were as fast as the other nodes."""
 
     step_time_s: float = Field(
         description="forecast of the mean step time without the node's slowness, seconds",
@@ -115,12 +115,13 @@ class Saving:
 
 @dataclass(frozen=True)
 class NodeForecast(Saving):
-    """Forecast of the step time with a slow node's ranks as fast as the median of the others."""
+    """Forecast of the step time if a slow node's ranks were as fast as the other ranks."""
 
     node: str = Field(examples=["n2"])
     ranks: list[int] = Field(description="slow ranks of the node", examples=[[2, 3]])
     factor: float = Field(
-        description="computing time of the slow ranks ÷ that of the other ranks, at equal load",
+        description="computing time of the slow ranks ÷ computing time of the other ranks, at "
+        "equal load",
         examples=[3.0],
     )
 

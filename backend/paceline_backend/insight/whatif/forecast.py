@@ -81,9 +81,9 @@ def forecast(
     (`fit_error`) corrects all forecasts and widens their intervals.
 
     Each of `presets` is the label of a preset with parameters, or only a preset's name, which means
-    the preset with its defaults. None means all presets. The policy in force is always included,
-    with its parameters. Presets that change the training are included if `relaxed` is true. The
-    forecast uses the newest `steps` complete steps of the latest attempt.
+    the preset with its defaults. None means all presets, with their variants. The policy in force
+    is always included, with its parameters. Presets that change the training are included if
+    `relaxed` is true. The forecast uses the newest `steps` complete steps of the latest attempt.
 
     Raises:
         UnknownPolicyError: a preset does not exist.

@@ -1,8 +1,7 @@
 """Measurements of a run's newest steps, in the form that a forecast needs.
 
-The module `state` creates `MeasuredSteps` from the database. `with_spans` adds the segments in
-which ranks did not wait for each other in each step, because the duration of their steps is
-computed differently.
+`with_spans` adds the segments in which ranks did not wait for each other in each step, because the
+duration of their steps is computed differently.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Simulation of a run's next steps under each preset, for a forecast.
 
-`forecast` calls `simulate` with the fitted models and the measured errors (`Basis`). Each preset
-trains on the same simulated devices. CPU time is limited for each preset and in total.
+Each preset trains on the same simulated devices. CPU time is limited for each preset and in total.
 """
 
 from __future__ import annotations
