@@ -97,8 +97,8 @@ class Fitness:
     ) -> list[Caution]:
         """Return warnings about a preset with these parameters, warnings of harm first.
 
-        Missing parameters have their defaults. `ratio` is the preset's time ÷ plain DDP's time from
-        a forecast; without it, trials measure this ratio.
+        `ratio` is the preset's time ÷ plain DDP's time from a forecast; without it, trials measure
+        this ratio.
 
         Raises:
             UnknownPolicyError: no such preset.

@@ -1,9 +1,4 @@
-"""Verdicts over all runs: the runs that lose most time, the causes, and the slow nodes.
-
-`judged` returns a run's verdict in the form in which it is stored. `overview` combines the stored
-verdicts of all active runs. `record` returns the hours in which each node slowed runs down, by day,
-and the cost of waiting.
-"""
+"""Verdicts over all runs: the runs that lose most time, the causes, and the slow nodes."""
 
 from __future__ import annotations
 

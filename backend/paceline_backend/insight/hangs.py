@@ -1,7 +1,4 @@
-"""Detection of hangs: which ranks wait for which other ranks, and the phases of these ranks.
-
-`look` reads the phases that ranks reported, and calls `explain` to find out whether the run hangs.
-"""
+"""Detection of hangs: which ranks wait for which other ranks, and the phases of these ranks."""
 
 from __future__ import annotations
 

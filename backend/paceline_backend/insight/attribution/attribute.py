@@ -55,9 +55,8 @@ class Worker:
 class Attribution:
     """Causes of the time that ranks wait for each other, over K steps; `parts` add up to `sp_s`.
 
-    A rank is ready when it has loaded and computed its batch. SP is the time between the first and
-    the last rank to become ready, and SE the mean over the steps of SP ÷ the ranks' mean time to
-    become ready. Ranks without samples are left out.
+    A rank is ready when it has loaded and computed its batch. SE is the mean over the steps of SP ÷
+    the ranks' mean time to become ready. Ranks without samples are left out.
     """
 
     # Steps in which at least two ranks had samples.

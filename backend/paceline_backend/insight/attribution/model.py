@@ -232,9 +232,8 @@ def _mean_of(values: Floats, took_part: Bools) -> Floats:
 def _slopes(ratio: Floats, typical: Floats, keep: Bools, noise: float) -> tuple[Floats, Floats]:
     """Return slope and centre of each rank's time as a function of the `typical` time, both [W].
 
-    The slope is 1 if the rank's time depends on load like the typical rank's time. If a rank's
-    batches are too similar for an estimate, its slope is close to 1. The centre is the mean
-    `typical` time of the rank's batches.
+    The slope is 1 if the rank's time depends on load like the typical rank's time. The centre is
+    the mean `typical` time of the rank's batches.
     """
     kept = np.maximum(keep.sum(axis=0), 1)
     centre = np.where(keep, typical, 0.0).sum(axis=0) / kept

@@ -1,10 +1,9 @@
 """Thresholds of the attribution, and of the model of step times, which verdicts use, too.
 
-The values were chosen on simulated runs whose causes are known. ``benchmarks/verdicts.py`` checks
-the thresholds of the model, because each verdict begins with the model's fit. The benchmark
-simulates runs of several kinds; the comment on a threshold quotes the kind on which the threshold
-was chosen. tests/unit/insight/test_attribution.py checks the thresholds of the split, because no
-benchmark uses the split.
+``benchmarks/verdicts.py`` checks the thresholds of the model, because each verdict begins with the
+model's fit. The benchmark simulates runs of several kinds; the comment on a threshold quotes the
+kind on which the threshold was chosen. tests/unit/insight/test_attribution.py checks the thresholds
+of the split, because no benchmark uses the split.
 """
 
 from __future__ import annotations

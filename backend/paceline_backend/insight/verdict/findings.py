@@ -1,7 +1,6 @@
 """Candidate causes of lost time (findings), and the time that a run would have taken without them.
 
-`slowness` and `waits` create the findings. `Account` computes the times without a finding, and from
-them the cost of each finding.
+`slowness` and `waits` create the findings. `Account` computes the cost of each finding.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Input of a verdict: the times of each rank's steps, and the wall time that results from them.
-
-`read_observed` reads the ranks' reports of a range of steps from the database as `ObservedSteps`.
-`Times` holds the components of the wall time.
-"""
+"""Input of a verdict: the times of each rank's steps, and the wall time that results from them."""
 
 from __future__ import annotations
 

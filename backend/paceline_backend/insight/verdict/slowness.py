@@ -487,11 +487,9 @@ def data_of(model: SlownessModel, others: Sequence[TimeLoss], apart: Bools) -> l
 
 
 def _course(policies: Sequence[slice], lost: Floats) -> tuple[int | None, int | None]:
-    """Return the first and the last step of the policies under which batches are uneven.
+    """Return `since` and `until` (see `TimeLoss`) of the policies under which batches are uneven.
 
-    The first step is None if it is the first step of the range, and the last step is None if it is
-    the last step of the range. `lost` is the fraction of each step's computing time for which ranks
-    wait on average, [K].
+    `lost` is the fraction of each step's computing time for which ranks wait on average, [K].
     """
     by_policy = [max(float(lost[policy].mean()), 0.0) for policy in policies]
     least = min(THRESHOLDS.uneven_share, THRESHOLDS.uneven_of_worst * max(by_policy))

@@ -1,9 +1,5 @@
 """Forecast of the step time under each preset, from simulations on the measured devices.
 
-`forecast` reads the state of a run, fits models to the newest steps in which all ranks have had
-their present speeds (`same_speeds`), simulates all presets, and converts the simulated times to a
-`Forecast` with 95 % intervals.
-
 If a verdict names a slow node, the step time under the policy in force is also forecast as if this
 node were as fast as the others: the same simulation runs again, with the modelled times of the
 node's slow ranks divided by their slowdown factor.
@@ -73,12 +69,13 @@ def forecast(
 ) -> Forecast:
     """Forecast the step time under each preset, with 95 % intervals.
 
-    Each rank's model is fitted to the run's newest steps. Simulations continue from the run's
-    current state, once under each preset. A simulated step takes the modelled time multiplied by
-    the relative error of a measured step, plus the measured time for loading, communication and
-    everything else. Presets are compared by seconds per unit of load, because their batches differ.
-    The result is the time of a mean global batch. The models' error on the measured batches
-    (`fit_error`) corrects all forecasts and widens their intervals.
+    Each rank's model is fitted to the newest steps in which all ranks have had their present speeds
+    (`same_speeds`). Simulations continue from the run's current state, once under each preset. A
+    simulated step takes the modelled time multiplied by the relative error of a measured step, plus
+    the measured time for loading, communication and everything else. Presets are compared by
+    seconds per unit of load, because their batches differ. The result is the time of a mean global
+    batch. The models' error on the measured batches (`fit_error`) corrects all forecasts and widens
+    their intervals.
 
     Each of `presets` is the label of a preset with parameters, or only a preset's name, which means
     the preset with its defaults. None means all presets, with their variants. The policy in force

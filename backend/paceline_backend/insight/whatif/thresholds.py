@@ -9,7 +9,7 @@ explain the choices.
 The number of steps of a forecast and the minimum saving (`answer.FORECAST_STEPS`,
 `FEWEST_FORECAST_STEPS`, `MARGIN`), and the steps at which `auto` makes forecasts
 (`auto.AUTO_STEPS`, `FIRST_STEP`), are also used by the API and the control plane, so they are
-defined in those modules. `simulate.Effort` bounds the CPU time of one forecast.
+defined in those modules.
 """
 
 from __future__ import annotations
