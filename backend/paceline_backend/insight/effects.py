@@ -27,9 +27,8 @@ from paceline_backend.store.switches import Switch
 
 # --- Thresholds of comparisons; tests/integration/insight/test_effects.py checks them.
 
-# Maximum number of steps before a switch, and after it, that are compared.
+# Maximum and minimum number of steps that are compared before a switch, and after it.
 MOST_EFFECT_STEPS = 200  # steps
-# Minimum number of steps before a switch, and after it, for a comparison.
 FEWEST_STEPS = 8  # steps
 # Standard errors are computed from sums over blocks of this many steps, because the errors of
 # neighbouring steps may depend on each other.

@@ -41,7 +41,7 @@ HARM = 1.02
 _TRIALS = 2
 # Length of a trial: steps per epoch, and epochs.
 _TRIAL_STEPS, _TRIAL_EPOCHS = 32, 4
-# Maximum numbers of ranks and of samples per step in a trial.
+# Maximum numbers in a trial: ranks, and samples per step.
 _TRIAL_RANKS, _TRIAL_SAMPLES = 32, 512
 # A policy that balances by numbers of samples gets a warning if rounding them to whole numbers
 # lengthens a step by more than this factor.

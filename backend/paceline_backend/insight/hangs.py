@@ -23,8 +23,7 @@ SHORTEST_HANG_S = 30.0  # seconds
 # If all ranks are in the loop's body, a run hangs only after this many times the usual time without
 # progress, because the ranks may be running an evaluation.
 BODY_TIMES = 10.0
-# A report of a phase is ignored if it is older than this, because ranks report their phase every
-# 10 s.
+# Older reports of a phase are ignored, because ranks report their phase every 10 s.
 PHASE_FRESH_S = 25.0  # seconds
 # A rank in a long phase reports the phase twice within this time. If a rank reports nothing for
 # longer, it has stopped, or has not reached its loop.

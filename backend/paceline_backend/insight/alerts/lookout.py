@@ -16,8 +16,7 @@ from paceline_backend.store.fleet.verdicts import Kept
 MEAN_STEPS = 50
 # Number of the newest segments that the rule `run-coasts` checks.
 _SEGMENTS = 8
-# For this many seconds after a loss, the value of the rule `records-lost` is the number of lost
-# records; then it is 0 again.
+# The value of the rule `records-lost` is 0 again this many seconds after the last loss.
 _LOSS_SHOWN_S = 60.0
 # Minimum duration of a hang, passed to `hangs.look`. It is nearly 0, because the rule `run-hangs`
 # has a threshold of its own.

@@ -207,7 +207,7 @@ def _combine(columns: Floats, time: Floats) -> Floats:
 
 
 def _rates(ratio: Floats, took_part: Bools, known: Bools) -> Floats:
-    """Return each rank's median of `ratio`, [W]; the median of all ranks if it is not `known`."""
+    """Return each rank's median of `ratio`, [W]; if a rank is not `known`, the median of all."""
     rate = np.full(ratio.shape[1], float(np.median(ratio[took_part])))
     if known.any():
         rate[known] = np.nanmedian(np.where(took_part, ratio, np.nan)[:, known], axis=0)

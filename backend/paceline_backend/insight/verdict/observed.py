@@ -189,9 +189,9 @@ def read_observed(
 ) -> ObservedSteps:
     """Return the ranks' reports of the complete steps in the range `span`.
 
-    If `span` has no first step, the last `range_steps` steps are read. If there are more than
-    `most_rows` rows, only the rows of the newest steps are read. Steps before `placement` took
-    effect are left out, because the ranks ran on other nodes then.
+    If `span` has no first step, the last `range_steps` steps are read. If there are more steps than
+    `most_rows` and `most_pairs` permit, only the newest steps are returned. Steps before
+    `placement` took effect are left out, because the ranks ran on other nodes then.
     """
     read = records.newest_complete(
         connection,
@@ -203,7 +203,6 @@ def read_observed(
     )
     if placement is not None:
         read = read.since(placement.since)
-    # Limit the number of steps, because the time of a verdict grows with its square.
     width = max(len(np.unique(read.table[:, 1])), 1)
     newest = np.unique(read.table[:, 0])[-int(np.sqrt(THRESHOLDS.most_pairs / width)) :]
     read = read.since(int(newest.min(initial=0)))
