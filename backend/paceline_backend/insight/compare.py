@@ -27,9 +27,8 @@ from paceline_backend.store.history import days
 from paceline_backend.store.quality import evaluations
 from paceline_backend.store.quality.evaluations import Evaluated
 
-# Maximum number of steps that are read for a side. If a side has more, its newest steps are read.
+# Maximum number of steps that are read for a side, the newest ones.
 MOST_COMPARED_STEPS = 10_000
-# Number of bootstrap samples from which an interval is computed.
 _BOOTSTRAPS = 1_000
 _SIDE = re.compile(r"([A-Za-z0-9_-]{1,100})(?:@(\d{1,9})|:(\d{0,18})-(\d{0,18}))?")
 _METRICS = ("step_s", "samples", "waste", "se", "comm_s", "compute_mean", "ett_error", "dif")
@@ -45,10 +44,8 @@ _MET = (("after_s", "s"), ("epoch", ""), ("trained", ""))
 class Side:
     """One side of a comparison: a run, or some of its steps."""
 
-    # The text from which the side was parsed; see `read`.
     text: str
     run: str
-    # Database key of the run.
     key: int
     name: str
     policy: str
@@ -166,7 +163,7 @@ def _row(figure: _Figure, sides: Sequence[Side]) -> dict[str, Any]:
 
 
 def _parts(figure: _Figure, side: Side, where: Callable[[Side], Any] | None = None) -> Floats:
-    """Return numerator and denominator of a figure, for the steps that have it, [2, K]."""
+    """Return a figure's numerator and denominator in the steps in which both are known, [2, K]."""
     above = side.columns[figure.column]
     below = np.ones(len(above)) if figure.divisor is None else side.columns[figure.divisor]
     known = np.isfinite(above) & np.isfinite(below)
@@ -202,7 +199,7 @@ def _change(figure: _Figure, base: Side, other: Side) -> dict[str, Any] | None:
 
 
 def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
-    """Return a filter that keeps the steps in the range of trained samples of both sides."""
+    """Return a filter for the steps whose `trained` lies within the ranges of both sides."""
     ranges = [side.columns["trained"] for side in (base, other)]
     low = max(values.min(initial=np.inf) for values in ranges)
     high = min(values.max(initial=-np.inf) for values in ranges)
@@ -246,8 +243,7 @@ def words(sides: Sequence[Side], rows: Sequence[dict[str, Any]]) -> list[str]:
 def results(store: Store, sides: Sequence[Side], price: Price | None) -> list[dict[str, Any]]:
     """Return rows about metrics, targets and cost, in the form of the rows of `differences`.
 
-    Each row also has `metric` and `target`; both are None for a row about cost. Without a price
-    there are no rows about cost.
+    Each row also has `metric` and `target`; both are None for a row about cost.
     """
     of = {name: runs.get(store, name) for name in dict.fromkeys(side.run for side in sides)}
     with store.read() as connection:
@@ -284,10 +280,7 @@ def _metrics(
 def _targets(
     store: Store, sides: Sequence[Side], of: Mapping[str, dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return rows about the moments at which runs met their targets.
-
-    The time to a target counts from the run's start, so only sides that are whole runs have values.
-    """
+    """Return rows about targets; sides that are only a part of a run have no values."""
     whole = list(dict.fromkeys(side.run for side in sides if side.whole))
     wanted: dict[tuple[Any, ...], dict[str, Any]] = {}
     for own in (of[run]["target"] for run in whole):
@@ -309,8 +302,8 @@ def _reached(
 ) -> dict[str, Any] | None:
     """Return when a run met a target, with the keys in `_MET`; None if it has not.
 
-    A target is met by the run's evaluations or by its training loss; `source` of the target says
-    which. None is also returned if the run has values from the other source only.
+    The target's `source` says whether evaluations or the training loss must meet it. The result is
+    also None if the run has values from the other source only.
     """
     own = run["target"]
     if own is None or any(own[name] != target[name] for name in _WANTED):

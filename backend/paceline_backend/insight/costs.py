@@ -1,8 +1,8 @@
 """Cost of runs: the time of their ranks multiplied by the price of a worker-hour.
 
 The price comes from `paceline server --hour-price` and is the same for all nodes. The time comes
-from the totals per day of `store.history.days`, so a run's cost is as current as these totals.
-Without a price there is no cost. Simulated runs have no cost, because their time is virtual.
+from the totals per day of `store.history.days`. Simulated runs have no cost, because their time is
+virtual.
 """
 
 from __future__ import annotations
@@ -12,17 +12,13 @@ from typing import Any
 
 from paceline_backend.server.prices import Price
 
-# Backend name of runs without processes.
 SIMULATED = "simulated"
 
 
 def of_run(
     figures: Mapping[str, Any] | None, backend: str, price: Price | None
 ) -> dict[str, Any] | None:
-    """Return a run's cost so far, as REST shows it.
-
-    None if the run has no step yet or is simulated, or if there is no price.
-    """
+    """Return a run's cost so far; None if it is simulated or has no step, or without a price."""
     if figures is None or price is None or backend == SIMULATED:
         return None
     return {

@@ -1,8 +1,8 @@
 """Measured effects of policy switches: the time for the same load, before and after.
 
 The first steps of a policy, in which it learns the ranks' speeds, are left out. A difference counts
-as known once its 95 % interval excludes zero. The worker process stores effects with `note`. If no
-later step can change an effect, the stored effect is returned, even if its steps have been deleted.
+as known once its 95 % interval excludes zero. If no later step can change an effect, the stored
+effect is returned, even if its steps have been deleted.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from paceline_backend.store.switches import Switch
 
 # --- Thresholds of comparisons; tests/integration/insight/test_effects.py checks them.
 
-# Maximum number of steps before a switch, and after it, that are compared.
+# Maximum and minimum number of steps that are compared before a switch, and after it.
 MOST_EFFECT_STEPS = 200  # steps
-# Minimum number of steps before a switch, and after it, for a comparison.
 FEWEST_STEPS = 8  # steps
 # Standard errors are computed from sums over blocks of this many steps, because the errors of
 # neighbouring steps may depend on each other.

@@ -1,7 +1,6 @@
 """Figures of each active run for monitoring, computed by the same functions as for REST.
 
-A process creates one `Figures` object, because the object caches how often each run's epochs
-used their samples (`store.coverage`)::
+A process creates one `Figures` object, because the object caches results of `store.coverage`::
 
     figures = Figures(store)
     for run in figures.active(): …
@@ -26,10 +25,8 @@ from paceline_backend.store.history import RunFilter
 # time series to the monitoring system.
 MOST_RUNS = 100
 _ACTIVE = RunFilter(states=UNDER_WAY)
-# Number of the last complete steps over which means are computed.
 MEAN_STEPS = 50
-# The mean planning time, and the share of segments that the leader planned itself, cover this many
-# of the newest segments.
+# Number of the newest segments that `plan_s` and `coasting` cover.
 _SEGMENTS = 8
 # Seconds for which a run's `store.coverage.coverage` is cached, because it reads the whole run.
 _COVERAGE_S = 60.0
@@ -58,7 +55,6 @@ class MonitoredRun:
     backend: str
     # Totals over all complete steps; see `store.history.days.figures`.
     totals: Mapping[str, Any] | None
-    # Last complete step.
     step: int | None
     epoch: int | None
     records_lost: int
@@ -66,7 +62,8 @@ class MonitoredRun:
     step_s: float | None
     se: float | None
     waste: float | None
-    # Rank that was most often the slowest in computing, and the share of steps in which it was.
+    # Rank that was most often the slowest in computing, and the share of steps in which it was the
+    # slowest.
     slowest_rank: int | None
     slowest_share: float | None
     # Mean time that controllers took to plan one of the newest segments.
@@ -102,11 +99,6 @@ class Figures:
             return [self._figures(connection, row, judged.get(row["id"])) for row in rows]
 
     def _refresh(self, connection: Connection, names: Sequence[str]) -> None:
-        """Call `store.coverage.coverage` for runs whose cached result is outdated.
-
-        At most `_COVERAGES` runs are updated: first runs without a result, then the runs with the
-        oldest results.
-        """
         known = self._coverage = {run: read for run, read in self._coverage.items() if run in names}
         at = {run: known[run][0] if run in known else float("-inf") for run in names}
         due = (run for run in names if at[run] <= self._clock() - _COVERAGE_S)

@@ -7,7 +7,7 @@ Trials show whether the preset takes longer than plain DDP: a small simulated co
 on the models that were fitted to its steps, trains for a few epochs of 32 steps under the preset
 and under plain DDP. If the preset takes longer, the warning names likely causes: conditions that
 the preset ignores according to its `policies.base.Criteria`. Trials take a fraction of a second,
-far less than a forecast. If there is a forecast, its figures can replace the trials.
+far less than a forecast.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from paceline_backend.simulator.scenario import hello_of
 HARM = 1.02
 # The number of trials, with different draws of sizes and noise.
 _TRIALS = 2
-# Length of a trial: steps per epoch, and epochs. Policies learn in the first epoch.
+# Length of a trial: steps per epoch, and epochs.
 _TRIAL_STEPS, _TRIAL_EPOCHS = 32, 4
-# Maximum numbers of ranks and of samples per step in a trial.
+# Maximum numbers in a trial: ranks, and samples per step.
 _TRIAL_RANKS, _TRIAL_SAMPLES = 32, 512
 # A policy that balances by numbers of samples gets a warning if rounding them to whole numbers
 # lengthens a step by more than this factor.
@@ -97,8 +97,8 @@ class Fitness:
     ) -> list[Caution]:
         """Return warnings about a preset with these parameters, warnings of harm first.
 
-        Missing parameters have their defaults. `ratio` is the preset's time ÷ plain DDP's time from
-        a forecast; without it, trials measure this ratio.
+        `ratio` is the preset's time ÷ plain DDP's time from a forecast; without it, trials measure
+        this ratio.
 
         Raises:
             UnknownPolicyError: no such preset.

@@ -1,10 +1,4 @@
-"""Verdicts over all runs: the runs that lose most time, the causes, and the slow nodes.
-
-`judged` returns a run's verdict in the form in which it is stored; `control.fleet` calls it for
-each active run. `overview` combines the stored verdicts of all active runs. `record` returns the
-hours in which each node slowed runs down, by day, and the cost of waiting. `api.fleet` calls
-`overview` and `record`.
-"""
+"""Verdicts over all runs: the runs that lose most time, the causes, and the slow nodes."""
 
 from __future__ import annotations
 
@@ -21,13 +15,11 @@ from paceline_backend.store.fleet.verdicts import Kept, NamedNodes
 from paceline_backend.store.history import days as run_days
 from paceline_backend.store.history import labels
 
-# Kinds of causes that originate on a node. Causes of other kinds come from the data, the network,
-# the script or the plan.
+# Kinds of causes that originate on a node.
 OF_NODES = ("node", "transient", "periodic", "input")
 
 By = Literal["owner", "tag", "run"]
 
-# Maximum number of groups that are listed individually.
 _MOST_GROUPS = 100
 _SUMS = ("worker_hours", "waited_hours", "cost", "waited_cost")
 
@@ -37,7 +29,7 @@ def overview(connection: Connection, price: Price | None = None) -> dict[str, An
 
     Runs and nodes are sorted by the time that is lost, most first. The verdicts are read from the
     database, where a worker process stores them every few seconds, so a run has no verdict in its
-    first seconds. Without a price there are no costs.
+    first seconds.
     """
     running = progress.running(connection)
     keys = [run.key for run in running]
@@ -191,7 +183,7 @@ def record(
     """Return each node's slow hours by day, and the cost of waiting in the last `days` by group.
 
     A node's slow hours are those in which a verdict named the node. `by` is the kind of group:
-    owner, tag or run. The last of the `days` is today (UTC). Without a price there are no costs.
+    owner, tag or run. The last of the `days` is today (UTC).
     """
     last = int(now // run_days.DAY_S)
     first = last - days + 1

@@ -1,8 +1,4 @@
-"""Detection of hangs: which ranks wait for which other ranks, and the phases of these ranks.
-
-`look` reads the phases that ranks reported, and calls `explain` to find out whether the run hangs.
-Alerts, monitoring, the fleet overview and the run page use the result.
-"""
+"""Detection of hangs: which ranks wait for which other ranks, and the phases of these ranks."""
 
 from __future__ import annotations
 
@@ -21,15 +17,13 @@ from paceline_backend.store.telemetry.phases import RunPhases
 # --- Thresholds of hangs; tests/unit/insight/test_hangs.py checks them.
 
 # A run hangs only if no rank has made progress for this multiple of a step's time, and for
-# `SHORTEST_HANG_S`.
+# `least_s` seconds, by default `SHORTEST_HANG_S`.
 HANG_STEPS = 10.0  # × a step's time
-# A pause shorter than this is never a hang.
 SHORTEST_HANG_S = 30.0  # seconds
 # If all ranks are in the loop's body, a run hangs only after this many times the usual time without
 # progress, because the ranks may be running an evaluation.
 BODY_TIMES = 10.0
-# A report of a phase is ignored if it is older than this, because ranks report their phase every
-# 10 s.
+# Older reports of a phase are ignored, because ranks report their phase every 10 s.
 PHASE_FRESH_S = 25.0  # seconds
 # A rank in a long phase reports the phase twice within this time. If a rank reports nothing for
 # longer, it has stopped, or has not reached its loop.

@@ -35,7 +35,7 @@ def aggregates(
     are virtual, and they have no cost.
 
     `by` names the fields that define a group; if it is empty, all runs are one group. `since` and
-    `until` are Unix times; the days of both times are included. Without a price there are no costs.
+    `until` are Unix times; the days of both times are included.
     """
     first, last = (None if at is None else int(at // days.DAY_S) for at in (since, until))
     rows = days.of_runs(connection, which.conditions(connection.dialect.name), first, last)

@@ -175,7 +175,7 @@ def best_of_run(store: Store, run_id: str) -> list[dict[str, Any]]:
 
 
 def of_run(store: Store, run_id: str) -> dict[str, Any]:
-    """Return a run's times, target, best values of metrics and evaluations, as in the report."""
+    """Return a run's times and target, the best values of its metrics, and its evaluations."""
     row, seen = _run_and_evaluations(store, run_id)
     return {
         **{name: row[name] for name in ("queued_s", "jct_s", "eta_at", "target")},

@@ -1,8 +1,4 @@
-"""Node replacements of a run: step times before and after, and the forecast of the time after.
-
-`before` returns the details that the audit log stores when a node is replaced. `listed` returns
-these details with the step time after the replacement.
-"""
+"""Node replacements of a run: step times before and after, and the forecast of the time after."""
 
 from __future__ import annotations
 

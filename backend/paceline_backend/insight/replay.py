@@ -1,7 +1,7 @@
 """Replay: recomputes a run's plans from the database, and compares them with the recorded plans.
 
 `paceline replay` checks in this way that planning is deterministic. A replay covers the latest
-attempt only, because the Hello of an earlier attempt is not stored. It never changes the database.
+attempt only, because the Hello of an earlier attempt is not stored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OF_DATA = (
 )
 # When feedback is read, the rows of this many further steps are read, too.
 _CHUNK_STEPS = 256  # steps
-# Maximum length of a differing value in the report; longer values are cut.
+# Maximum length of a differing value in the report.
 _VALUE_CHARACTERS = 120  # characters
 
 
@@ -137,7 +137,6 @@ class _Replayer:
         self._note(f"segment {plan.seq}: {reason}")
 
     def _placement_known(self, plan: Plan) -> bool:
-        """Return whether samples are placed on ranks anew, or as in a replayed segment."""
         history = self._history
         return plan.shuffled or history.hello.stream or not history.must_shuffle(plan.version)
 
@@ -235,10 +234,7 @@ def _items(value: Any) -> Mapping[Any, Any]:
 
 
 def _same(value: Any, recorded: Any) -> bool:
-    """Return whether two values are equal; floats are compared to nine digits.
-
-    CPUs of different vendors round the last bits of a fit differently.
-    """
+    """Compare floats to nine digits, because CPUs of different vendors round fits differently."""
     if isinstance(value, Paces) and isinstance(recorded, Paces):
         return _same(msgspec.structs.asdict(value), msgspec.structs.asdict(recorded))
     if isinstance(value, float) and isinstance(recorded, float):

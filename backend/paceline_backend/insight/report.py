@@ -1,7 +1,4 @@
-"""Results of a run: what each preset achieved, compared with plain DDP and the fluid limit.
-
-REST, `paceline report` and the HTML report call `run_report`. It only reads the database.
-"""
+"""Results of a run: what each preset achieved, compared with plain DDP and the fluid limit."""
 
 from __future__ import annotations
 
@@ -138,12 +135,10 @@ def _time(seconds: float) -> str:
 class _Planned:
     # Numbers of the steps after the warm-up, by policy.
     steady: dict[str, set[int]] = field(default_factory=dict)
-    # How many samples moved to another rank, by policy.
+    # Numbers of samples that moved to another rank, and to another node, by policy.
     moved: Counter[str] = field(default_factory=Counter)
-    # How many samples moved to another node, by policy.
     across: Counter[str] = field(default_factory=Counter)
     coasted: int = 0  # steps
-    # True if a plan set the number of CPU threads.
     threads: bool = False
 
 
@@ -156,7 +151,6 @@ def _planned(connection: Connection, key: int, hello: Hello | None, warmup: int)
         if start is None or start[:2] != (part.attempt, plan.version):
             start = (part.attempt, plan.version, plan.first_step)
         if plan.source != "controller":
-            # The leader planned these steps itself, for example at the start of the run.
             planned.coasted += part.end - plan.first_step
         else:
             steady = planned.steady.setdefault(plan.policy, set())
@@ -215,8 +209,8 @@ def _fluid(
     """Return the fluid limit; None if there are no records to which speeds can be fitted.
 
     If the run's devices are emulated and their speeds are constant, these true speeds are used.
-    Otherwise speeds are fitted to the ranks' records. `threads` is true if a plan set the number of
-    CPU threads, which changes the speed of devices with a parallel part.
+    `threads` is true if a plan set the number of CPU threads, which changes the speed of devices
+    with a parallel part.
     """
     if hello is not None and hello.emulated is not None and not hello.stream:
         devices = msgspec.convert(hello.emulated, Emulation)

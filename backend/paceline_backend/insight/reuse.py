@@ -23,8 +23,7 @@ class Reused:
     """Cache that also shares a computation in progress among concurrent requests.
 
     An answer that takes one second of CPU time is reused for 5 s. So the same request costs at most
-    a sixth of a core, regardless of the number of browsers that repeat it. Answers about small runs
-    take milliseconds and are recomputed each time.
+    a sixth of a core, regardless of the number of browsers that repeat it.
 
     If there are more than `most` answers, the least recently used answer is dropped.
     """

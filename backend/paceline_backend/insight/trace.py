@@ -8,8 +8,6 @@ for policy switches and for the causes of a verdict.
 
 Times come from the nodes' clocks. `ts` counts from the start of the first slice, rounded down to a
 full second. `otherData.began_at` is the Unix time of `ts` 0.
-
-The REST API calls `begin`, which raises errors before the first byte is sent, and then `stream`.
 """
 
 from __future__ import annotations
@@ -50,7 +48,6 @@ class Traced:
     """Data of a trace, except for the steps, which `stream` reads.
 
     `last` is below `first` if there is no step. `placements` has the node of each rank, by attempt.
-    `began_at` is the Unix time of `ts` 0.
     """
 
     store: Store
@@ -112,7 +109,7 @@ def stream(traced: Traced) -> Iterator[bytes]:
 def _events(traced: Traced) -> Iterator[Event]:
     tracks = _Tracks(traced)
     yield from tracks.named_run()
-    # Start of each step at which the trace shows an instant.
+    # Start of each step that has an instant event.
     starts: dict[int, float] = {}  # µs, by step
     wanted = {cause.since for cause in traced.verdict.causes}
     steps = traced.verdict.seen.step
@@ -148,7 +145,7 @@ def _least(ranks: Floats) -> float:
 
 @dataclass
 class _Tracks:
-    """Processes and threads of a trace; an event names each when it occurs for the first time."""
+    """Processes and threads of a trace; an event names each of them when it first occurs."""
 
     traced: Traced
     nodes: dict[str, int] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from paceline_backend.store import Connection, attempts, records
 
 Floats = npt.NDArray[np.float64]
 
-# Maximum number of rows that are read. If there are many ranks, fewer steps are therefore read.
+# Maximum number of rows that are read.
 _MOST_WORKER_ROWS = 100_000
 # Number of newest steps that are read even if they have more rows than `_MOST_WORKER_ROWS`.
 _FEWEST_READ = 8  # steps
@@ -119,10 +119,7 @@ def _against_others(table: dict[str, Floats]) -> dict[str, Floats]:
 def _by_rank(
     table: dict[str, Floats], at: npt.NDArray[np.int64], count: int
 ) -> dict[str, list[Any]]:
-    """Return each rank's means over its rows; `at` has the index of the rank for each row.
-
-    A mean is None if none of the rank's rows has a value.
-    """
+    """Return each rank's means over its rows; `at` has the index of the rank for each row."""
     steps = np.bincount(at, minlength=count)
     last = np.full(count, -1.0)
     np.maximum.at(last, at, table["step"])

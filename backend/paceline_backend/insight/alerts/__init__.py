@@ -1,9 +1,7 @@
 """Alerts: rules, the values that they check, and debouncing.
 
-The module `rules` contains the rules and their defaults. `Lookout` reads the values for each active
-run and for the control plane. `debounce` computes the next state of an alert: raised after its
-condition has held for a while, and resolved after the condition has been gone for a while. It gets
-times as arguments and reads no clock. `control.alerts` does the following every few seconds::
+`Lookout` reads the values for each active run and for the control plane, and `debounce` computes
+the next state of an alert. `control.alerts` does the following every few seconds::
 
     conditions, runs = lookout.look(rules, now)
     holds = rule.holds(condition.value)

@@ -1,7 +1,4 @@
-"""Values that the alert rules check, for each rule and each active run.
-
-`control.alerts` calls `Lookout.look` every few seconds. Nothing here changes the database.
-"""
+"""Values that the alert rules check, for each rule and each active run."""
 
 from __future__ import annotations
 
@@ -17,11 +14,9 @@ from paceline_backend.store.fleet.verdicts import Kept
 
 # Number of the last complete steps over which SE and waste are averaged.
 MEAN_STEPS = 50
-# The value of the rule `run-coasts` is the share of the newest segments that the leader planned
-# itself; it covers this many segments.
+# Number of the newest segments that the rule `run-coasts` checks.
 _SEGMENTS = 8
-# For this many seconds after a loss, the value of the rule `records-lost` is the number of lost
-# records; then it is 0 again.
+# The value of the rule `records-lost` is 0 again this many seconds after the last loss.
 _LOSS_SHOWN_S = 60.0
 # Minimum duration of a hang, passed to `hangs.look`. It is nearly 0, because the rule `run-hangs`
 # has a threshold of its own.

@@ -1,8 +1,7 @@
 """Alert rules, their defaults, and debouncing.
 
 Each rule has a counterpart of the same name in docker/prometheus/alerts.yaml: `run-held-up` is
-`PacelineRunHeldUp` there. A test checks that the names and the thresholds correspond. `debounce`
-computes the next state of an alert after each check; it is a pure function of times.
+`PacelineRunHeldUp` there. A test checks that the names and the thresholds correspond.
 """
 
 from __future__ import annotations

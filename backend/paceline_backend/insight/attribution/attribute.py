@@ -1,8 +1,8 @@
 """Attribution of each step's SP to causes, and of the waiting time to ranks.
 
-`read_rows` reads the ranks' reports from the database. `attribute` fits the expected times
-(`model.fit`), divides each rank's lateness among the causes (`split`), attributes the waiting time
-to the slow ranks, and sums the results up by cause and by rank.
+`attribute` fits the expected times (`model.fit`), divides each rank's lateness among the causes
+(`split`), attributes the waiting time to the slow ranks, and sums the results up by cause and by
+rank.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ _COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s")
 class Worker:
     """One rank's slowness, and the waiting of other ranks for it, over the analysed steps.
 
-    `data`, `node`, `transient` and `input` are the parts of `caused` that are due to each cause.
-    They add up to `caused`.
+    `data`, `node`, `transient` and `input` are the parts of `caused` by cause; they add up to it.
     """
 
     rank: int
@@ -56,16 +55,14 @@ class Worker:
 class Attribution:
     """Causes of the time that ranks wait for each other, over K steps; `parts` add up to `sp_s`.
 
-    A rank is ready when it has loaded and computed its batch. SP is the time between the first and
-    the last rank to become ready, and SE the mean over the steps of SP ÷ the ranks' mean time to
-    become ready. Ranks without samples are left out.
+    A rank is ready when it has loaded and computed its batch. SE is the mean over the steps of SP ÷
+    the ranks' mean time to become ready. Ranks without samples are left out.
     """
 
     # Steps in which at least two ranks had samples.
     step: Ints  # [K]
     sp_s: Floats  # [K]
-    # The part of `sp_s` that each cause explains, by the name of the cause.
-    parts: Mapping[str, Floats]  # [K], seconds
+    parts: Mapping[str, Floats]  # [K], seconds, by the name of the cause
     se: float
     # Fraction of their time that ranks spend waiting, as the mean over the steps.
     waste: float
@@ -168,8 +165,7 @@ def read_rows(
 
     If `span` has no first step, the last `range_steps` steps are read. If there are more than
     `most_rows` rows, only the rows of the newest steps are read. Steps before `placement` took
-    effect are left out, because the ranks ran on other nodes then. If `placement` is None, no step
-    is left out.
+    effect are left out, because the ranks ran on other nodes then.
     """
     read = records.newest_complete(
         connection,
@@ -192,18 +188,12 @@ def read_rows(
 
 @dataclass(frozen=True)
 class Split:
-    """SP of the steps and waiting for the ranks, split by cause.
+    """SP and waiting time by five causes: data, node, temporary slowness, noise and input."""
 
-    The five causes are data, node, temporary slowness, noise and input.
-    """
-
-    # Time between the moments at which the first and the last rank are ready.
     sp_s: Floats  # [K]
     # Time from a step's start until a rank is ready, as the mean over the ranks.
     mean_s: Floats  # [K]
-    # Fraction of their time that the ranks spend waiting.
     waste: Floats  # [K]
-    # The parts of `sp_s` that the five causes explain.
     sp_parts: Floats  # [5, K]
     # Time that other ranks waited for each rank, by cause.
     caused: Floats  # [5, K, W], seconds
@@ -251,10 +241,7 @@ def split(rows: Rows, took_part: Bools, model: SpeedModel) -> Split:
 
 
 def _lateness(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
-    """Return each rank's lateness compared with a typical rank with the mean batch, [5, K, W].
-
-    The first axis is the cause: data, node, temporary slowness, noise, input.
-    """
+    """Return each rank's lateness, compared with a typical rank with the mean batch, [5, K, W]."""
     neither, both = model.equal, model.own
     batch, speed, rest = model.typical, model.own_equal, model.rest
     data = (2 * (batch - neither) + (both - speed)) / 6
@@ -314,8 +301,7 @@ def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
 def _counted(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
     """Return the fraction of a batch's extra cost that its number of samples explains, [K, W].
 
-    The extra cost is the batch's cost minus the cost of the step's mean batch. The fraction is
-    between 0 and 1.
+    The extra cost is the batch's cost minus the cost of the step's mean batch.
     """
     samples = np.where(took_part, rows.samples, 0.0)
     mean = samples.sum(axis=1, keepdims=True) / took_part.sum(axis=1, keepdims=True)
@@ -336,9 +322,7 @@ def _positive(parts: Floats, total: Floats) -> Floats:
 def _waiting(ready: Floats, took_part: Bools) -> tuple[Floats, Floats]:
     """Return the seconds that other ranks waited for each rank, [K, W], and the sum by step, [K].
 
-    While some ranks are ready and others are not, the waiting time of the ready ranks is attributed
-    in equal parts to the ranks that are not ready. A rank's total is its Shapley value in an
-    airport (runway cost) game.
+    A rank's seconds are its Shapley value in an airport (runway cost) game; see `split`.
     """
     # `argsort` puts NaN, the ranks without samples, last.
     order = np.argsort(ready, axis=1)

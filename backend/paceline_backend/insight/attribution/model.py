@@ -127,7 +127,7 @@ def fit(rows: Rows, took_part: Bools) -> SpeedModel:
 def _fit_costs(
     columns: Floats, time: Floats, took_part: Bools, known: Bools, planned: bool
 ) -> tuple[Floats, Floats, Bools, float]:
-    """Return batch costs, each rank's time ÷ cost, a mask of the rows that fit them, and noise.
+    """Return batch costs, each rank's time ÷ cost, a mask of rows without outliers, and the noise.
 
     A rank that becomes slow, and gets smaller batches from then on, has times that hardly change.
     If its rows count in the first iteration, costs seem independent of load, and the rows keep
@@ -185,10 +185,7 @@ def _shared(columns: Floats, time: Floats, took_part: Bools) -> Floats | None:
 
 
 def _columns(rows: Rows, took_part: Bools) -> Floats:
-    """Return the C terms of each batch's cost, [K, W, C]: load first, each scaled to mean 1.
-
-    Terms are 1 where a rank has no batch.
-    """
+    """Return the C terms of each batch's cost, [K, W, C]: load first, each scaled to mean 1."""
     n, load, longest = rows.samples, rows.load, rows.longest
     made = [load, rows.squares, n * longest, n * longest**2, n, np.ones_like(load)]
     means = [float(column[took_part].mean()) for column in made]
@@ -210,7 +207,7 @@ def _combine(columns: Floats, time: Floats) -> Floats:
 
 
 def _rates(ratio: Floats, took_part: Bools, known: Bools) -> Floats:
-    """Return each rank's median of `ratio`, [W]; for ranks not in `known`, the median of all."""
+    """Return each rank's median of `ratio`, [W]; if a rank is not `known`, the median of all."""
     rate = np.full(ratio.shape[1], float(np.median(ratio[took_part])))
     if known.any():
         rate[known] = np.nanmedian(np.where(took_part, ratio, np.nan)[:, known], axis=0)
@@ -222,7 +219,7 @@ def _typical(values: Floats) -> float:
 
 
 def _noise(off: Floats, fitted: int) -> float:
-    """Estimate the noise σ; `off`, [R], are absolute errors of a model with `fitted` medians."""
+    """Estimate the noise σ from absolute errors `off`, [R], of a fit with `fitted` parameters."""
     freedom = len(off) / max(len(off) - fitted, 1)
     return max(_SIGMA * float(np.median(off)) * float(np.sqrt(freedom)), THRESHOLDS.least_noise)
 
@@ -235,9 +232,8 @@ def _mean_of(values: Floats, took_part: Bools) -> Floats:
 def _slopes(ratio: Floats, typical: Floats, keep: Bools, noise: float) -> tuple[Floats, Floats]:
     """Return slope and centre of each rank's time as a function of the `typical` time, both [W].
 
-    The slope is 1 if the rank's time depends on load like the typical rank's time. If a rank's
-    batches are too similar for an estimate, its slope is close to 1. The centre is the mean
-    `typical` time of the rank's batches.
+    The slope is 1 if the rank's time depends on load like the typical rank's time. The centre is
+    the mean `typical` time of the rank's batches.
     """
     kept = np.maximum(keep.sum(axis=0), 1)
     centre = np.where(keep, typical, 0.0).sum(axis=0) / kept

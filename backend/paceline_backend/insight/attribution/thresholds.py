@@ -1,11 +1,9 @@
 """Thresholds of the attribution, and of the model of step times, which verdicts use, too.
 
-The values were chosen on simulated runs whose causes are known. ``benchmarks/verdicts.py`` checks
-the thresholds of the model, because each verdict begins with the model's fit. The benchmark
-simulates runs of several kinds; the comment on a threshold quotes the kind on which the threshold
-was chosen. It has not been measured yet which verdicts change if a threshold is halved. The
-thresholds of the split are checked by tests/unit/insight/test_attribution.py, because no benchmark
-uses the split.
+``benchmarks/verdicts.py`` checks the thresholds of the model, because each verdict begins with the
+model's fit. The benchmark simulates runs of several kinds; the comment on a threshold quotes the
+kind on which the threshold was chosen. tests/unit/insight/test_attribution.py checks the thresholds
+of the split, because no benchmark uses the split.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ class AttributionThresholds:
 
     # Number of the newest steps that an attribution covers if the caller gives no range.
     range_steps: int = 100  # steps
-    # Maximum number of rows that are read. If a range has more rows, only its newest steps are
-    # read.
+    # Maximum number of rows that are read, those of the newest steps.
     most_rows: int = 200_000  # rows
 
     # --- Fit (`model`).

@@ -1,12 +1,9 @@
 """A run's report as one HTML file, to attach to a ticket or to print.
 
 The file is self-contained: it loads no script, font or picture from another host. `read` collects
-the data of a run from the database, and `render` returns the HTML. The REST route `GET
-/runs/{id}/report?format=html` and `paceline report` call these functions::
+the data of a run from the database, and `render` returns the HTML::
 
     html = render(read(store, run))
-
-The module `charts` draws the line charts, and the heat map of the ranks' times.
 """
 
 from paceline_backend.insight.document.content import Content, read

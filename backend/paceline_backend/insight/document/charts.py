@@ -2,8 +2,7 @@
 
 `svg` draws a `Chart`: lines and bands over steps, with marks where the policy was switched.
 `heat_map` draws each rank's time ÷ the median of its step, as a PNG inside an SVG with the same
-axes and marks. The module `page` inserts both into the report. Colours are CSS classes, so that one
-file suits light and dark screens and paper.
+axes and marks. Colours are CSS classes, so that one file suits light and dark screens and paper.
 """
 
 from __future__ import annotations
@@ -319,7 +318,6 @@ def _indices(rows: Floats) -> npt.NDArray[np.uint8]:
 
 def _shades(palette: tuple[Colour, ...]) -> bytes:
     low, middle, high = (np.array(colour, dtype=np.float64) for colour in palette)
-    # The first colour is for unknown values, which are transparent.
     made = [middle]
     for place in np.linspace(-1, 1, _SHADES):
         end = low if place < 0 else high

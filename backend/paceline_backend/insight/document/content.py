@@ -29,9 +29,8 @@ from paceline_backend.store import (
 from paceline_backend.store.outcomes import forecasts
 from paceline_backend.store.rollups.reading import RankChoice
 
-# The line of a chart has at most this many points.
+# Maximum number of points of a chart's line, and of columns of the heat map.
 LINE_POINTS = 600
-# The heat map has at most this many columns.
 HEAT_MAP_COLUMNS = 300
 # The table of workers shows means over this many of the newest steps.
 _LAST = 50  # steps
@@ -84,8 +83,7 @@ def read(
 ) -> Content:
     """Read the content of a run's report.
 
-    The figures of each policy leave out its first `warmup` steps. Without a price the report has no
-    cost.
+    The figures of each policy leave out its first `warmup` steps.
     """
     run = runs.get(store, run_id)
     asked = switches.rows(store, run_id)

@@ -2,9 +2,7 @@
 
 docs/verdicts.md describes the method. `ObservedSteps` holds the ranks' reports of a range of steps,
 and `read_observed` reads it from the database. `judge` returns a `Verdict` with its causes, and
-`words` describes the verdict in sentences. The API's routes `/runs/{id}/verdict` and
-`/runs/{id}/attribution`, the detection of slow nodes, forecasts and the benchmark call these
-functions::
+`words` describes the verdict in sentences::
 
     verdict = judge(read_observed(connection, run, (None, None)))
     print(words(verdict), verdict.causes)
@@ -13,7 +11,7 @@ The modules `slowness` and `waits` search for candidate causes and return `TimeL
 separates lasting levels of a time series from temporary, periodic and growing slowness. `findings`
 computes how long the run would have taken without the causes. The function `slow_node` returns the
 node that runs all slow ranks, if there is one. `diagnosis` summarises the current state of the run
-in one line. `thresholds` defines the thresholds of all these modules.
+in one line.
 """
 
 from paceline_backend.insight.verdict.diagnosis import (

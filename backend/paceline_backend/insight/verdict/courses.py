@@ -180,12 +180,7 @@ class _Peeling:
         return Course(self._base, _closed(sorted(spans, key=lambda span: span.begin)))
 
     def _take_out(self, at: int) -> None:
-        """Remove a piece and merge its neighbours if they are at the same level.
-
-        If the neighbours are at different levels, the piece's steps become part of one of them: of
-        the piece after it if that level is nearer and the removed piece is not clearly above it,
-        else of the piece before it.
-        """
+        """Remove a piece: merge its neighbours if their levels are equal, else extend one."""
         base = self._base
         piece = base.pop(at)
         if at == 0:
@@ -228,7 +223,7 @@ class _Peeling:
 
 
 def _bump(base: list[LevelPiece], least: float, least_short: float) -> tuple[int | None, bool]:
-    """Return the index of the next piece to remove; True: the piece is a temporary change.
+    """Return the index of the next piece to remove; True: the piece is above its neighbours.
 
     The index is None if no piece must be removed. Only pieces of fewer than `lasting_steps` steps
     are removed: first pieces above their neighbours, the highest one first, then pieces below them,
@@ -354,9 +349,8 @@ class Trend:
 
     begin: int
     end: int
-    # Factor before the growth.
+    # Factors before and after the growth.
     first: float
-    # Factor at the end of the growth.
     last: float
 
     def factors(self, count: int) -> Floats:

@@ -22,7 +22,6 @@ from paceline_backend.insight.verdict.observed import Times
 from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.insight.verdict.words import began, cause_words, named, to_do, what, words
 
-# Past tense of the verbs in sentences about a cause.
 _PAST = {
     "computes": "computed",
     "compute": "computed",

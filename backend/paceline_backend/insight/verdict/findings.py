@@ -1,7 +1,6 @@
 """Candidate causes of lost time (findings), and the time that a run would have taken without them.
 
-`slowness` and `waits` create the findings. `Account` computes the times without a finding, and from
-them the cost of each finding.
+`slowness` and `waits` create the findings. `Account` computes the cost of each finding.
 """
 
 from __future__ import annotations
@@ -146,8 +145,7 @@ class Account:
         """Return the findings that alone would cost at least the share `least` of the wall time.
 
         `cost_s` of each finding is set. Active findings come first, then past ones; each group is
-        ordered by the cost that a finding would have alone, highest first. The time lost to a
-        finding that is left out counts as usual time of the run.
+        ordered by the cost that a finding would have alone, highest first.
         """
         least_s = least * self.times.wall_s
         account, alone = self, self.alone_s()

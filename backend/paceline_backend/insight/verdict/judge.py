@@ -1,9 +1,7 @@
 """Computation of a verdict from the observed steps of a run, and of the slow node that it implies.
 
 `judge` collects candidate causes from `slowness` and `waits`, keeps the causes that cost enough,
-and computes the cost of each cause and of all causes together. If all slow ranks run on one node,
-`slow_node` names this node. `throttled` describes the throttled GPUs of a node, which may explain
-why the node is slow.
+and computes the cost of each cause and of all causes together.
 """
 
 from __future__ import annotations
@@ -111,7 +109,6 @@ class SlowNode:
     node: str
     # Kind of the cause: node, transient, periodic or input.
     cause: str
-    # The slow ranks.
     ranks: list[int]
     # The number of all ranks on the node.
     count: int

@@ -1,9 +1,4 @@
-"""Input of a verdict: the times of each rank's steps, and the wall time that results from them.
-
-`read_observed` reads the ranks' reports of a range of steps from the database as `ObservedSteps`.
-Tests, the benchmark and forecasts make `ObservedSteps` without a database. `Times` holds the
-components of the wall time. All other modules of the package use `ObservedSteps` and `Times`.
-"""
+"""Input of a verdict: the times of each rank's steps, and the wall time that results from them."""
 
 from __future__ import annotations
 
@@ -194,10 +189,9 @@ def read_observed(
 ) -> ObservedSteps:
     """Return the ranks' reports of the complete steps in the range `span`.
 
-    If `span` has no first step, the last `range_steps` steps are read. If there are more than
-    `most_rows` rows, only the rows of the newest steps are read. Steps before `placement` took
-    effect are left out, because the ranks ran on other nodes then. If `placement` is None, no step
-    is left out.
+    If `span` has no first step, the last `range_steps` steps are read. If there are more steps than
+    `most_rows` and `most_pairs` permit, only the newest steps are returned. Steps before
+    `placement` took effect are left out, because the ranks ran on other nodes then.
     """
     read = records.newest_complete(
         connection,
@@ -209,7 +203,6 @@ def read_observed(
     )
     if placement is not None:
         read = read.since(placement.since)
-    # Limit the number of steps, because the time of a verdict grows with its square.
     width = max(len(np.unique(read.table[:, 1])), 1)
     newest = np.unique(read.table[:, 0])[-int(np.sqrt(THRESHOLDS.most_pairs / width)) :]
     read = read.since(int(newest.min(initial=0)))

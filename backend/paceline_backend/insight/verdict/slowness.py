@@ -3,7 +3,7 @@
 `model_of` fits the cost of batches and the course of each rank's speed over the steps.
 `findings_of` returns a finding for each group of ranks that are slow together: lastingly,
 temporarily or periodically. `data_of` returns the time that is lost because the batches of a step
-differ in cost. The module `waits` detects the time in which ranks do not compute.
+differ in cost.
 """
 
 from __future__ import annotations
@@ -393,7 +393,6 @@ def _alike(first: _Slow, second: _Slow) -> bool:
 
 
 def _finding(model: SlownessModel, group: Sequence[_Slow], lasting: Bools) -> TimeLoss:
-    """Return the finding about a group of ranks; `lasting` masks all lastingly slow ranks, [W]."""
     ranks = sorted(each.rank for each in group)
     by_rank = sorted(group, key=lambda each: each.rank)
     slower = np.stack([each.slower for each in by_rank], axis=1)
@@ -488,11 +487,9 @@ def data_of(model: SlownessModel, others: Sequence[TimeLoss], apart: Bools) -> l
 
 
 def _course(policies: Sequence[slice], lost: Floats) -> tuple[int | None, int | None]:
-    """Return the first and the last step of the policies under which batches are uneven.
+    """Return `since` and `until` (see `TimeLoss`) of the policies under which batches are uneven.
 
-    The first step is None if it is the first step of the range, and the last step is None if it is
-    the last step of the range. `lost` is the fraction of each step's computing time for which ranks
-    wait on average, [K].
+    `lost` is the fraction of each step's computing time for which ranks wait on average, [K].
     """
     by_policy = [max(float(lost[policy].mean()), 0.0) for policy in policies]
     least = min(THRESHOLDS.uneven_share, THRESHOLDS.uneven_of_worst * max(by_policy))

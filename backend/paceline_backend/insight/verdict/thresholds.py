@@ -1,17 +1,10 @@
 """Thresholds of verdicts, on which the causes, their ranks and their steps depend.
 
-All modules of this package read their thresholds from `THRESHOLDS`; numbers inside a formula, such
-as the price of a cut, are defined next to the formula. docs/verdicts.md states the shares of the
-wall time, the counts of steps and the 5 % of a lasting slowness, so these values are promises to
-users. The other values were chosen on runs like the runs of ``benchmarks/verdicts.py``
-(benchmarks/scenarios/verdicts.json): run this benchmark after a change. The benchmark fails if
-verdicts name wrong causes, ranks, first steps or costs too often, or name a cause in too many runs
-without one. The comment on a threshold quotes the kind of run, in the scenarios file, on which the
-threshold was chosen. It has not been measured yet which verdicts change if a threshold is halved.
-Scenarios with switches of the policy are in benchmarks/scenarios/switches.yaml;
-tests/integration/insight/test_switched_scenarios.py runs them.
-
-Constants that only affect the wording of sentences are in `words`.
+The values that docs/verdicts.md states are promises to users. The other values were chosen on runs
+like the runs of ``benchmarks/verdicts.py`` (benchmarks/scenarios/verdicts.json): run this benchmark
+after a change. The comment on a threshold quotes the kind of run, in the scenarios file, on which
+the threshold was chosen. Scenarios with switches of the policy are in
+benchmarks/scenarios/switches.yaml; tests/integration/insight/test_switched_scenarios.py runs them.
 """
 
 from __future__ import annotations
@@ -34,8 +27,7 @@ class VerdictThresholds:
     # two. If a range is larger, only its newest steps are used, because the time of the search for
     # levels grows with the square of the number of steps.
     most_pairs: float = 5e7  # steps² × ranks
-    # Maximum number of rows that are read. If a range has more rows, only its newest steps are
-    # read.
+    # Maximum number of rows that are read, those of the newest steps.
     most_rows: int = 100_000  # rows
     # The steps of a policy with fewer than this many steps count for the policy before it.
     # docs/verdicts.md states this value, and the tests of switches.yaml check it.

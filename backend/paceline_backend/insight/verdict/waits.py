@@ -96,11 +96,7 @@ def _excess(
 
 
 def _times_of(excess: Excess, count: int) -> tuple[int | None, int | None, int | None, int]:
-    """Return the first step, last step, period and number of occurrences of an excess.
-
-    The first step is None if the excess started before the range. The last step is None if the
-    excess is still active. The period is None if the excess is not periodic.
-    """
+    """Return `since`, `until`, `period` and `times` of the `TimeLoss` about an excess."""
     spans = excess.spans
     if excess.lasting is not None:
         since = excess.lasting

@@ -13,18 +13,16 @@ from paceline_backend.insight.verdict.waits import is_everyone
 # If a cause costs less than this share of the wall time, the text says that fixing it alone saves
 # nothing.
 _NOTHING = 0.005
-# If a rank's speed differs by less than this factor from the others' speed, the text says that the
-# rank is as fast as the others.
+# A rank whose speed differs by less than this factor is said to be as fast as the others.
 _SAME = 1.05
 # A sentence lists at most this many ranges of ranks.
 _MOST_PIECES = 4
 # If the ranks are all ranks of at most this many nodes, a sentence names the nodes instead.
 _MOST_NODES = 3
 _ALWAYS = " in all steps"
-# If the largest slowdown factor of a cause's ranks is less than this many times the smallest, the
-# text gives the median of the factors instead of a range.
+# If the slowdown factors of a cause's ranks differ by less than this factor, the text gives their
+# median instead of a range.
 _ALIKE_FACTORS = 1.2
-# The text about a run describes at most this many causes.
 _MOST_CAUSES = 3
 
 _LEARNS = "a policy that learns speeds, such as `paceline`, takes load from {it}"

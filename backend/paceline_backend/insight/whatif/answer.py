@@ -1,7 +1,4 @@
-"""Values of a forecast, which are stored as JSON in the table `forecasts` and sent over REST.
-
-`best_of` chooses the option that a forecast recommends.
-"""
+"""Values of a forecast, which are stored as JSON in the table `forecasts` and sent over REST."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from paceline_backend.policies import Changes
 
 # Number of the newest complete steps that a forecast uses.
 FORECAST_STEPS = 256
-# Minimum number of steps for a forecast.
 FEWEST_FORECAST_STEPS = 16
 # A switch is worthwhile only if the lower bound of the saving's 95 % interval exceeds this.
 MARGIN = 0.05
@@ -91,7 +87,7 @@ class PresetForecast:
 
 @dataclass(frozen=True)
 class Saving:
-    """Step time with a slow node made as fast as the others, according to the newest forecast."""
+    """Forecast of the step time if a slow node were as fast as the other nodes."""
 
     step_time_s: float = Field(
         description="forecast of the mean step time without the node's slowness, seconds",
@@ -119,12 +115,13 @@ class Saving:
 
 @dataclass(frozen=True)
 class NodeForecast(Saving):
-    """Forecast of the step time with a slow node's ranks as fast as the median of the others."""
+    """Forecast of the step time if a slow node's ranks were as fast as the other ranks."""
 
     node: str = Field(examples=["n2"])
     ranks: list[int] = Field(description="slow ranks of the node", examples=[[2, 3]])
     factor: float = Field(
-        description="computing time of the slow ranks ÷ that of the other ranks, at equal load",
+        description="computing time of the slow ranks ÷ computing time of the other ranks, at "
+        "equal load",
         examples=[3.0],
     )
 
@@ -198,7 +195,7 @@ class Forecast:
     # |Modelled time ÷ measured time − 1| of the batches that ran.
     fit_error: float | None = None
     reason: str | None = None
-    # The best preset comes first.
+    # Sorted by saving, the largest first.
     forecasts: list[PresetForecast] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     # Each rank's seconds per size unit if a mean global batch is divided equally.

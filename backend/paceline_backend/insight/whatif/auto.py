@@ -28,7 +28,7 @@ BY = "auto"
 # for this many steps before `auto` acts on it; see `steps_to_hold`.
 AUTO_STEPS = 100  # steps
 # The first forecast is made at this step. It needs `FEWEST_FORECAST_STEPS` complete steps after the
-# first few steps, which include one-time work. The rest is a reserve.
+# first few steps, which include one-time work.
 FIRST_STEP = 24
 
 Mode = Literal["recommend", "switch"]

@@ -32,8 +32,8 @@ PLAIN = "bsp"
 def of_run(store: Store, run: str, policy: str, parameters: Mapping[str, Any]) -> list[str]:
     """Return warnings about the use of a preset in a run, warnings of harm first.
 
-    The function takes less than a second. For a run that has not trained enough steps yet, it only
-    returns a warning about what the preset changes in the training.
+    The function takes less than a second. If the run's conditions are unknown (`conditions_of`), it
+    only returns a warning about what the preset changes in the training.
 
     Raises:
         UnknownPolicyError: no such preset.
@@ -84,7 +84,7 @@ def _tried(warned: Any, preset: PresetForecast) -> PresetForecast:
 
 
 def conditions_of(state: PlanningState, models: Models | None = None) -> fitness.Conditions | None:
-    """Return a run's measured conditions; None for too few steps, a single rank, or a stream."""
+    """Return a run's measured conditions; None: too few steps or records, one rank, or a stream."""
     measured, history = state.measured, state.history
     if (
         history is None

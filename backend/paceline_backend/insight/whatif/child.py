@@ -52,7 +52,6 @@ class Forecaster:
             try:
                 return self._submit(call)
             except BrokenProcessPool:
-                # The child was killed, so start another child.
                 self._end()
                 return self._submit(call)
 

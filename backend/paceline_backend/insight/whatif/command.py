@@ -19,8 +19,7 @@ from paceline.node.client import Client
 from paceline_backend.insight.whatif.answer import FORECAST_STEPS
 from paceline_backend.store import Store, runs
 
-# Timeout of a request for a forecast. Forecasts have low priority, so they take long on a busy
-# machine.
+# Forecasts have low priority, so they take long on a busy machine.
 _TIMEOUT_S = 300.0
 
 

@@ -1,9 +1,5 @@
 """Forecast of the step time under each preset, from simulations on the measured devices.
 
-`forecast` reads the state of a run, fits models to the newest steps in which all ranks have had
-their present speeds (`same_speeds`), simulates all presets, and converts the simulated times to a
-`Forecast` with 95 % intervals.
-
 If a verdict names a slow node, the step time under the policy in force is also forecast as if this
 node were as fast as the others: the same simulation runs again, with the modelled times of the
 node's slow ranks divided by their slowdown factor.
@@ -73,17 +69,18 @@ def forecast(
 ) -> Forecast:
     """Forecast the step time under each preset, with 95 % intervals.
 
-    Each rank's model is fitted to the run's newest steps. Simulations continue from the run's
-    current state, once under each preset. A simulated step takes the modelled time multiplied by
-    the relative error of a measured step, plus the measured time for loading, communication and
-    everything else. Presets are compared by seconds per unit of load, because their batches differ.
-    The result is the time of a mean global batch. The models' error on the measured batches
-    (`fit_error`) corrects all forecasts and widens their intervals.
+    Each rank's model is fitted to the newest steps in which all ranks have had their present speeds
+    (`same_speeds`). Simulations continue from the run's current state, once under each preset. A
+    simulated step takes the modelled time multiplied by the relative error of a measured step, plus
+    the measured time for loading, communication and everything else. Presets are compared by
+    seconds per unit of load, because their batches differ. The result is the time of a mean global
+    batch. The models' error on the measured batches (`fit_error`) corrects all forecasts and widens
+    their intervals.
 
     Each of `presets` is the label of a preset with parameters, or only a preset's name, which means
-    the preset with its defaults. None means all presets. The policy in force is always included,
-    with its parameters. Presets that change the training are included if `relaxed` is true. The
-    forecast uses the newest `steps` complete steps of the latest attempt.
+    the preset with its defaults. None means all presets, with their variants. The policy in force
+    is always included, with its parameters. Presets that change the training are included if
+    `relaxed` is true. The forecast uses the newest `steps` complete steps of the latest attempt.
 
     Raises:
         UnknownPolicyError: a preset does not exist.
@@ -158,7 +155,6 @@ def _of_slow_node(
     again[name].in_force = False
     preset = _preset(slow.node, again[name], base, scale, made.fit_error)
     measured = basis.measured
-    # Use only the steps that end with an all-reduce.
     reduced = measured.together
     step_s = float(measured.step_s[reduced].sum())
     not_computing = float(measured.remainder_s[reduced].sum()) / step_s if step_s else 0.0
@@ -433,7 +429,6 @@ def _by_chance(blocks: Floats, median: Floats, known: npt.NDArray[np.bool_]) -> 
 
 
 def _lastingly_slow(basis: Basis) -> SlowNode | None:
-    """Return the node that is lastingly slow in the steps of a forecast; None if there is none."""
     assert basis.state.history is not None
     measured = basis.measured
     apart = np.zeros(len(measured.step), bool)

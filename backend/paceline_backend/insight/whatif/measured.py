@@ -1,8 +1,7 @@
 """Measurements of a run's newest steps, in the form that a forecast needs.
 
-The module `state` creates `MeasuredSteps` from the database. `with_spans` adds the segments in
-which ranks did not wait for each other in each step, because the duration of their steps is
-computed differently.
+`with_spans` adds the segments in which ranks did not wait for each other in each step, because the
+duration of their steps is computed differently.
 """
 
 from __future__ import annotations
@@ -38,13 +37,11 @@ class RelaxedSpan:
     first: int
     end: int
     synchroniser: Synchronisation
-    # Number of the segment.
     seq: int
     # Number of steps of the segment, including those without a row.
     steps: int
     # True if the segment's last step has a row.
     whole: bool
-    # True if the epoch ends with the segment.
     epoch_end: bool
     # True if ranks share the segment's batches; see `paceline.core.pool`.
     pooled: bool
@@ -268,7 +265,6 @@ class MeasuredSteps:
 
     @property
     def _beyond_s(self) -> Floats:
-        """Return the time of steps beyond loading and computing, [S, W]."""
         return self.rank_step_s - self.data_s - self.compute_s
 
     def since(self, first: int) -> MeasuredSteps:

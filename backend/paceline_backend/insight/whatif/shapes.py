@@ -70,9 +70,8 @@ class Shape:
 def shape(models: Models, measured: MeasuredSteps) -> Shape:
     """Fit the shape that explains the steps of all ranks best.
 
-    `models` were fitted rank by rank. They define the effective load of a batch. A rank without
-    measured steps keeps its model. `measured` must contain only steps in which no rank's speed
-    changed.
+    `models` were fitted rank by rank. They define the effective load of a batch. `measured` must
+    contain only steps in which no rank's speed changed.
     """
     known = measured.single
     ranks = np.flatnonzero(known.any(axis=0))
@@ -159,10 +158,7 @@ def _off(at: Floats, load: Floats, samples: Floats, compute_s: Floats, known: Bo
 
 
 def _models(own: Models, measured: MeasuredSteps, at: Floats) -> Models:
-    """Return models with the costs `at`, and each rank's speed at these costs.
-
-    A rank without measured steps keeps its model of `own`.
-    """
+    """Return models with the costs `at`, and each rank's speed at these costs."""
     sample, scaled, fixed = at
     known = measured.single & (measured.compute_s > 0)
     seen = np.asarray(known.any(axis=0))

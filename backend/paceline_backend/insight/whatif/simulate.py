@@ -1,7 +1,6 @@
 """Simulation of a run's next steps under each preset, for a forecast.
 
-`forecast` calls `simulate` with the fitted models and the measured errors (`Basis`). Each preset
-trains on the same simulated devices. CPU time is limited for each preset and in total.
+Each preset trains on the same simulated devices. CPU time is limited for each preset and in total.
 """
 
 from __future__ import annotations
@@ -134,10 +133,7 @@ def simulate(
     preset's variants, only the best is kept, and only if it takes less time than the defaults.
     Pairs of shorter simulations follow, with other models that fit the measured steps equally well.
 
-    Each of `presets` is the label of a preset with parameters, or only a preset's name, which means
-    the preset with its defaults. None means all presets, with their variants. Presets that change
-    the training are included if `relaxed` is true. The policy in force is always simulated, and
-    comes first.
+    For `presets` and `relaxed` see `forecast.forecast`. The policy in force always comes first.
     """
     state = basis.state
     assert state.history is not None
@@ -225,10 +221,7 @@ def _options(
 
 
 def _fall_back(options: dict[str, SimulatedOption], left_out: dict[str, str], why: str) -> None:
-    """Leave out relaxed options; if the policy in force is relaxed, simulate it with an all-reduce.
-
-    `why` is the reason why the ranks would all-reduce their gradients under a relaxed policy.
-    """
+    """Leave out relaxed options; if the policy in force is relaxed, simulate it with all-reduce."""
     for name, option in list(options.items()):
         if option.policy.relaxed and option.in_force:
             option.policy = replace(option.policy, synchroniser=ALLREDUCE)

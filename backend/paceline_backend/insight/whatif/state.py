@@ -111,10 +111,6 @@ def _read_steps(
 def _with_segments(
     connection: Connection, run: int, hello: Hello, measured: MeasuredSteps
 ) -> MeasuredSteps:
-    """Return `measured` with a relaxed span for each of its segments with relaxed synchronisation.
-
-    A segment whose ranks fell back to an all-reduce gets no span.
-    """
     if not len(measured):
         return measured
     kept: list[Plan] = []

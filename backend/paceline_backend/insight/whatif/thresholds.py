@@ -3,14 +3,13 @@
 ``benchmarks/forecasts.py`` checks the thresholds of forecasts: it compares forecasts with the step
 times that presets have after a switch, and counts the step times that are inside the 95 %
 intervals. The comment on a threshold quotes the kind of simulated run on which the threshold was
-chosen. It has not been measured yet which forecasts change if a threshold is halved.
-``benchmarks/regret.py`` checks the thresholds of `auto`. docs/decisions/0020 and 0033 explain the
-choices.
+chosen. ``benchmarks/regret.py`` checks the thresholds of `auto`. docs/decisions/0020 and 0033
+explain the choices.
 
 The number of steps of a forecast and the minimum saving (`answer.FORECAST_STEPS`,
 `FEWEST_FORECAST_STEPS`, `MARGIN`), and the steps at which `auto` makes forecasts
 (`auto.AUTO_STEPS`, `FIRST_STEP`), are also used by the API and the control plane, so they are
-defined in those modules. `simulate.Effort` bounds the CPU time of one forecast.
+defined in those modules.
 """
 
 from __future__ import annotations
