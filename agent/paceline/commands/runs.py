@@ -14,7 +14,6 @@ import typer
 from paceline.commands.options import Connection, Json, RunId, Why, Yes, confirm, grouped
 from paceline.commands.printing import local_time, money, plain, print_json, print_table, spans
 
-# Imported only for type checking, so that `--help` stays fast.
 if TYPE_CHECKING:
     from paceline.client import Server
     from paceline.node.client import Client

@@ -344,7 +344,6 @@ class Supervisor:
         return status.exit_code is None and not known
 
     def _has_just_arrived(self) -> bool:
-        """Return True if the launcher has reached the rendezvous, and this is not reported yet."""
         reported = self.last is not None and self.last.arrived
         return not reported and (self.directory / "arrived").exists()
 

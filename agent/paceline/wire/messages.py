@@ -483,7 +483,7 @@ class CheckNode(msgspec.Struct, frozen=True, tag="check_node"):
 
 
 class EndRanks(msgspec.Struct, frozen=True, tag="end_ranks"):
-    """An order to kill ranks that block a run, obeyed once per attempt.
+    """An order, obeyed once per attempt, to kill ranks that block a run.
 
     All ranks then restart, or the run fails.
     """

@@ -292,10 +292,10 @@ class _Executor(_DistributedRendezvousOpExecutor):
         return self._members.are_in(there)
 
     def _some_are_late(self, context: _RendezvousContext) -> bool:
-        """Return True if the last call is over, but launchers of the previous round are missing.
+        """Return True while a round should wait after its last call, at most for `_LATE`.
 
-        On a busy node the last call of three seconds may be too short. A round without these
-        launchers would be followed by another round at once.
+        It waits for launchers of the previous round, because on a busy node the last call of three
+        seconds may be too short. A round without them would be followed by another round at once.
         """
         state = context.state
         if state.deadline is None or datetime.now(UTC) > state.deadline + _LATE:

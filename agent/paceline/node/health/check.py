@@ -130,7 +130,6 @@ class Checker:
         if not idle:
             self._idle_since = time.monotonic()
         if self._process is not None and not idle:
-            # The measurement would slow the ranks down, so cancel it.
             self.close()
             self.due = True
         elif self._process is not None:

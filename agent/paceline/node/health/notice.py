@@ -89,7 +89,7 @@ def _object(answer: httpx.Response) -> dict[str, Any]:
     return body
 
 
-# Address of the metadata services of Amazon and Azure, which only the machine itself can reach.
+# Address of the metadata services of Amazon and Azure.
 _INSIDE = "http://169.254.169.254"
 PROVIDERS: dict[str, Provider] = {
     "ec2": Provider(
@@ -180,7 +180,6 @@ class Notices:
         return self._name
 
     def _headers(self, client: httpx.Client) -> dict[str, str]:
-        """Return a request's headers, with a token if one is needed."""
         headers = dict(self._provider.headers)
         if self._provider.token_url:
             if not self._token:

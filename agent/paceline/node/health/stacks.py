@@ -170,7 +170,6 @@ def frame_of(text: str, announced: Announcement) -> str:
 
 
 def _is_librarys(file: str, libraries: list[str]) -> bool:
-    """Return True if a file belongs to an installed package, or is in a folder of `libraries`."""
     installed = any(f"/{name}/" in file for name in ("site-packages", "dist-packages"))
     return installed or file.startswith(("<", *libraries))
 

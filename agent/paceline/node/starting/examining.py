@@ -143,9 +143,9 @@ def _alike(examined: Sequence[Examined]) -> list[Finding]:
 
 
 def _wait(supervisor: Supervisor, reports: Path, nproc: int, timeout_s: float) -> bool:
-    """Wait until the ranks end; return True if they still run at the end of the time limit.
+    """Wait at most `timeout_s` seconds for the end of the ranks; return True if they still run.
 
-    The limit is `timeout_s` seconds. Once all ranks have reported, `_PROCESSES_END_S` are left.
+    Once all ranks have reported, wait at most `_PROCESSES_END_S` from then.
     """
     deadline, all_reported = time.monotonic() + timeout_s, False
     while supervisor.running:

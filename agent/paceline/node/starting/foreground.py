@@ -200,10 +200,9 @@ def supervise(
 
 
 def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: PacelineError) -> None:
-    """Reject a policy other than `bsp`, and parameters, because there is no control plane.
+    """Reject parameters and policies that need a control plane: all but `bsp` and `OBSERVED`.
 
-    Without a control plane, ranks train as under `bsp`. `away` is the error that says why there is
-    none.
+    `away` is the error that says why there is no control plane.
     """
     if policy in (None, _PLAIN, OBSERVED) and not parameters:
         return

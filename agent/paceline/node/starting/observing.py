@@ -154,7 +154,6 @@ class Observation:
         return observation.extended(env)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Forward a signal to the command."""
         if number in _INTERRUPTS:
             self._stopping = self._stopping or "interrupted"
         if self._process is None:

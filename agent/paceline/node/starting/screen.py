@@ -62,10 +62,7 @@ def shown(watch: ProgressPoller | None) -> Iterator[Screen]:
 
 
 class Plain:
-    """Progress as plain lines without control codes: one line per change.
-
-    If only the step changes, a line is printed once a minute. `watch` None: no progress is shown.
-    """
+    """Progress as plain lines without control codes; `watch` None: no progress is shown."""
 
     def __init__(self, watch: ProgressPoller | None) -> None:
         self._watch = watch
@@ -123,7 +120,7 @@ class Terminal:
         self._held.close()
 
     def writer(self, stream: IO[bytes]) -> Callable[[bytes], None]:
-        """Return a function that writes above the progress; if the stream is no terminal, to it."""
+        """Return a function that writes above the progress, or to a stream that is no terminal."""
         if not stream.isatty():
             return copying(stream)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -217,7 +214,6 @@ class _Above(io.TextIOBase):
         return True
 
     def isatty(self) -> bool:
-        """Return True: the text is written to a terminal."""
         return True
 
     def write(self, text: str) -> int:
