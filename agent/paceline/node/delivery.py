@@ -234,7 +234,6 @@ class Delivery:
         return True
 
     def _own(self, entries: list[dict[bytes, bytes]]) -> list[dict[bytes, bytes]]:
-        """Return the entries about this run; the script may have spooled others."""
         run = self.record.run
         own = [fields for fields in entries if _is_about(fields, run)]
         if len(own) < len(entries) and not self._foreign:

@@ -40,7 +40,6 @@ class Place:
     key: str
     # Name of the slot: different for each of several nodes on one machine.
     slot: str
-    # Number of nodes in the group.
     nodes: int
 
 

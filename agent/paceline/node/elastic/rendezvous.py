@@ -55,14 +55,12 @@ NODES_WAIT_S = 600.0
 _LAST_CALL_S = 3.0
 # Maximum number of seconds for notifying the other launchers when this launcher leaves.
 _LEAVE_S = 2.0
-# Seconds between two reads of the store.
 _POLL_S = 0.2
 # A launcher that sends no heartbeat for `_MISSED_BEATS` intervals of `_LAUNCHER_BEAT_S` seconds is
 # lost.
 _LAUNCHER_BEAT_S, _MISSED_BEATS = 1, 8
 # Additional time that a round waits for launchers that took part in the previous round.
 _LATE = timedelta(seconds=20)
-# Timeout of a request to the store.
 _STORE_TIMEOUT = timedelta(seconds=20)
 # Key in the run's store. Its value lists the launchers of the last round.
 _MEMBERS = "members"

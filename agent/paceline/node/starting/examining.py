@@ -22,7 +22,6 @@ from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor, check
 from paceline.wire import Launch
 
-# Program that the ranks run in place of the script.
 _INSIDE = Path(__file__).parents[2] / "train" / "doctor" / "inside.py"
 _TICK_S = 0.05
 # Maximum number of seconds for the processes to end after all ranks have reported.

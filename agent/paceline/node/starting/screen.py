@@ -152,7 +152,6 @@ class Terminal:
         self._live.refresh()
 
     def _drawn(self) -> Group:
-        """Return the rows to draw: incomplete line, progress bar and values, policy and verdict."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
