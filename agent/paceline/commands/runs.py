@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 COLUMNS = ("id", "name", "state", "policy", "nproc", "epoch", "step", "step_s", "waste", "tags")
 # Additional column, shown if runs have a cost.
 _COST = "cost"
-# Seconds between two updates of the list.
 _WATCH_S = 2.0
 _PROPERTIES = (
     *("id", "name", "state", "policy", "version", "backend", "node", "device", "script"),

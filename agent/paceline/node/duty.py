@@ -93,7 +93,7 @@ def adopt(client: Client, where: Place, launch: Launch, choice: Mapping[str, Any
 
 
 class Duty:
-    """The membership of a node in one run, until the control plane answers that it is not needed.
+    """The membership of a node in one run, which ends when the run no longer needs the node.
 
     `host` is the engine's name of this machine; empty: unknown. With `shows_output`, the agent
     copies the output of rank 0 to its own output, if rank 0 is on this node.

@@ -140,7 +140,7 @@ class Spool:
 
 
 def dropped(directory: Path) -> int:
-    """Return the number of records that a directory's writers lost to full spools."""
+    """Return the number of records that a directory's writers have lost; see `note_dropped`."""
     count = 0
     for path in directory.glob("*.dropped"):
         try:

@@ -365,7 +365,7 @@ class RunState(msgspec.Struct, frozen=True, tag="run_state"):
     # The reason of a failure. First line: rank, exception and the path of the log. Then the last
     # lines of that log.
     message: str | None = None
-    # Number of telemetry records that did not fit into the bounded spool.
+    # Number of telemetry records that ranks have lost, for example because the spool was full.
     dropped: int = 0
     # For a run that starts on several nodes: address at which this node could serve the rendezvous.
     address: str = ""

@@ -49,7 +49,6 @@ _BOUNDS = {
 }
 # Maximum number of steps in a range of feedback.
 _LONGEST_RANGE = 2**20
-# Maximum number of CPU threads of a rank.
 _MOST_THREADS = 65_536
 # Minimum of a share that is not 0, so that dividing by the share gives a finite number.
 _SMALLEST_SHARE = 1e-9

@@ -215,10 +215,7 @@ class Members:
             self._store.set(f"gone/{launcher}", "")
 
     def known(self) -> frozenset[str]:
-        """Return the launchers of the last round, even if this launcher was not among them.
-
-        If there was no round yet, the result is empty.
-        """
+        """Return the launchers of the last round, even if this launcher was not among them."""
         if not self._store.check([_MEMBERS]):
             return frozenset()
         return frozenset(self._store.get(_MEMBERS).decode().split("\n"))

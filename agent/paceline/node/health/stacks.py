@@ -155,7 +155,7 @@ def _stack(directory: Path, attempt: int, rank: int, offset: int, most: int) -> 
 def frame_of(text: str, announced: Announcement) -> str:
     """Return the innermost frame of the user's code, ``train.py:14 in forward``; empty if none.
 
-    The main thread's frame takes precedence. Other threads follow in the order of the text.
+    The main thread's frame takes precedence over the other threads' frames.
     """
     threads: list[tuple[bool, list[str]]] = []
     for line in text.splitlines():

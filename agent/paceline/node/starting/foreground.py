@@ -119,13 +119,13 @@ def train(
         choice: further fields of ``POST /runs``, such as `policy` and `restart_hung_s`.
         node: this machine's name.
         data: the data directory.
-        required: True if a server must answer. If False and no server answers, the ranks train
-            without a server.
+        required: True if a server must answer. If False and no server of this protocol version
+            answers, the ranks train without a server.
 
     Raises:
         InputError: the script cannot be launched, the server rejected the run, or no server answers
             and an option such as a policy needs a server.
-        PacelineError: a required server does not answer, or a server uses another protocol version.
+        PacelineError: a required server does not answer, or uses another protocol version.
     """
     check(launch)
     with ExitStack() as stack:
