@@ -352,7 +352,7 @@ class HelloPart(msgspec.Struct, frozen=True, tag="hello_part"):
 
 
 class RunState(msgspec.Struct, frozen=True, tag="run_state"):
-    """A change of a run's state, from the agent that supervises the run or from `paceline run`.
+    """A change of a run's state, from its agent, `paceline run` or `paceline observe`.
 
     The sender repeats the last change every few seconds until the run ends, as a sign of life.
     """
@@ -427,8 +427,7 @@ class Proposal(msgspec.Struct, frozen=True, tag="proposal"):
 
     attempt: int
     plan: Plan
-    # The id of the controller that made the plan. If a run's log has several ids at the same time,
-    # several controllers plan the run.
+    # The id of the controller that made the plan.
     controller: str
 
 

@@ -149,7 +149,6 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     # time; or "equal": the leader planned with equal local batches, because the script's loss
     # allows no others.
     source: str
-    # True if the epoch ends with this segment.
     epoch_end: bool
     # Forecast of each rank's compute time in each step, [step][rank] s; empty: unknown.
     ett_s: list[list[float]] = []
@@ -162,7 +161,6 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     # Number of samples that moved to another rank, because the shuffler or the scheduler gave them
     # to that rank.
     moved: int = 0
-    # Seconds that planning took.
     plan_s: float = 0.0
     # State that the policy gets back when it plans the next segment.
     memory: dict[str, Any] = {}

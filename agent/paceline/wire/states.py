@@ -44,7 +44,7 @@ class State(StrEnum):
     FINISHED = "finished"
     # A process ended with an error, or the run stopped sending signs of life.
     FAILED = "failed"
-    # An operator ended the run.
+    # An operator ended the run, or it ended with its agent.
     STOPPED = "stopped"
 
     @property
