@@ -90,7 +90,6 @@ def _build(group: Any, values: dict[str, Any]) -> Any:
 
 @cache
 def _fields_of(group: Any) -> list[tuple[str, Any, Any]]:
-    """Return the name, annotation and default of each field."""
     hints = get_type_hints(group, include_extras=True)
     return [
         (

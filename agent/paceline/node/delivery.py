@@ -78,7 +78,6 @@ class Delivery:
         path = directory / "run.json"
         try:
             record = rundir.read(path, Record)
-        # The record may be broken, for example after a power failure.
         except msgspec.DecodeError as error:
             _log.error("%s cannot be decoded, and is renamed to .bad: %s", path, error)
             path.rename(path.with_suffix(".bad"))

@@ -34,7 +34,6 @@ _BLOCK_BYTES = 4096
 # Maximum number of bytes of a UTF-8 character.
 _CHARACTER = 4
 
-# Maximum number of entries of a folder that are read.
 _MOST_ENTRIES = 10_000
 _NUMBER = re.compile(r"(|attempt_)(0|[1-9][0-9]{0,8})")
 _OUTPUTS: tuple[Output, ...] = get_args(Output)

@@ -245,7 +245,6 @@ class Supervisor:
         self._ending = Ending.begin(self.directory, self.run, self._launcher.pid, order)
 
     def _opened_door(self) -> socket.socket:
-        """Open a socket on which this node could serve the rendezvous to the other nodes."""
         if self._link is None or self._ranks is None or self._ranks.key is None:
             raise ValueError(
                 "a run on several nodes needs a control plane and a session with a key"

@@ -1,8 +1,7 @@
 """The typed messages between ranks, node agents and the control plane.
 
-Messages are values: no code changes a message after making it. `codec` converts them to and from
-entries of the bus; `streams` lists the writers and readers of each. The first types here are parts
-of several messages: the `Phase` of a rank's training, and a rank's device (`RankDevice`).
+`codec` converts messages to and from entries of the bus; `streams` lists the writers and readers of
+each message.
 """
 
 from __future__ import annotations

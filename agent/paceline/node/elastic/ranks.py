@@ -324,7 +324,6 @@ class RankAgent(LocalElasticAgent):
         return FirstFailure(self._roll.node, at[rank], exit_code, message, brief)
 
     def _why_ended(self, rank: int) -> str:
-        """Return a clause that says why `health.ending` killed a rank; empty if it did not."""
         try:
             ended = rundir.read(self._directory / "ended.json", EndedRanks)
         except (OSError, msgspec.DecodeError):

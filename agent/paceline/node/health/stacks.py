@@ -34,14 +34,12 @@ from paceline.wire.asking import (
 # File names beside a rank's logs.
 ANNOUNCED, WRITTEN = "stacks.json", "stacks.txt"
 
-# Maximum size in bytes of an announcement.
 _MOST_ANNOUNCED = 16_384
 # Maximum size in bytes of a file of stacks; a larger file is emptied.
 _MOST_WRITTEN = 1 << 20
 # Maximum number of characters of a frame's text. Without it, a script could choose names of files
 # and functions of any length.
 _MOST_FRAME = 300
-# Maximum number of bytes that are read from a rank's stacks.
 _MOST_READ = 65_536
 # States in /proc/PID/status of a process that handles no signals, in words.
 _STATES = {

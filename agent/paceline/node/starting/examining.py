@@ -26,7 +26,6 @@ _INSIDE = Path(__file__).parents[2] / "train" / "doctor" / "inside.py"
 _TICK_S = 0.05
 # Maximum number of seconds for the processes to end after all ranks have reported.
 _PROCESSES_END_S = 15.0
-# Maximum number of last lines of a log that a finding quotes.
 _LOG_LINES = 12
 
 

@@ -27,7 +27,6 @@ _DRAW_S = 0.25
 _SAY_S = 60.0
 # Maximum number of characters kept of a line that has no newline yet.
 _LONGEST_LINE = 65_536
-# Width of the progress bar in columns.
 _BAR = 16
 _STYLES = {"held-up": "bold red", "watch": "yellow"}
 
