@@ -146,7 +146,6 @@ def target(
 
 
 def _target(text: str) -> dict[str, Any]:
-    """Convert a target, such as ``accuracy>=0.9``, to fields of the REST request."""
     match = re.fullmatch(r"\s*([^\s<>=]+)\s*(>=|<=)\s*(\S+)\s*", text)
     if match is not None:
         with contextlib.suppress(ValueError):

@@ -74,10 +74,7 @@ def _state(client: Client, run: str) -> str:
 
 
 def _blocking_stacks(client: Client, run: str, hang: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the stacks of the ranks that block others, or if there are none, of those that wait.
-
-    If no rank waits either, return the stacks of all ranks.
-    """
+    """Return the stacks of blocking ranks; if there are none, of waiting ranks; else of all."""
     ranks = hang["holding"] or hang["waiting"]
     listed: list[dict[str, Any]] = _stacks_of(client, run, None)["stacks"]
     return [stack for stack in listed if not ranks or stack["rank"] in ranks]
@@ -113,14 +110,12 @@ def stacks(
 
 
 def _stacks_of(client: Client, run: str, rank: int | None) -> dict[str, Any]:
-    """Return the answer of ``GET /runs/{id}/stacks``."""
     query = {} if rank is None else {"rank": rank}
     answer: dict[str, Any] = client.call("GET", f"/runs/{run}/stacks", params=query)
     return answer
 
 
 def _where(stack: dict[str, Any]) -> str:
-    """Return a sentence with the line of code at which a rank is."""
     who = f"Rank {stack['rank']}"
     if stack["problem"] is not None:
         return f"{who}: {plain(stack['problem'])}."

@@ -41,10 +41,9 @@ def place(url: str) -> str:
 def wait_for_session(
     client: Client, node: str, bus: str | None = None, patience_s: float = math.inf
 ) -> BusSession:
-    """Request a node's session on the bus; while no server answers, retry for `patience_s` seconds.
+    """Request a node's session on the bus; for retries and errors see `patiently`.
 
-    `bus` is the URL of the bus as this machine reaches it; None: the URL that the server returns. A
-    PacelineError means that the server rejects the request, or does not answer in time.
+    `bus` is the URL of the bus as this machine reaches it; None: the URL that the server returns.
     """
     from paceline.node import session
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from paceline.node.client import Client
 
 _POLL_S = 1.0
-# Maximum number of bytes of a log per request.
 _MOST_LOG_BYTES = 262_144
 _FINAL = ("finished", "failed", "stopped")
 

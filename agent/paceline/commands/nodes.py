@@ -164,7 +164,6 @@ def _state(node: dict[str, Any]) -> str:
 
 
 def _in_engine(known: dict[str, Any]) -> str:
-    """Describe whether a node's engine has applied the node's cordon, or the end of the cordon."""
     what = "cordon" if known["cordoned"] else "end of the cordon"
     if known["refusal"] is not None:
         return f"{known['backend']} refuses the {what}: {known['refusal']}"

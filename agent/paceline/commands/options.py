@@ -90,7 +90,6 @@ def _build(group: Any, values: dict[str, Any]) -> Any:
 
 @cache
 def _fields_of(group: Any) -> list[tuple[str, Any, Any]]:
-    """Return a triple for each field of a group: its name, annotation and default."""
     hints = get_type_hints(group, include_extras=True)
     return [
         (

@@ -14,7 +14,6 @@ import typer
 from paceline.commands.options import Connection, Json, RunId, Why, Yes, confirm, grouped
 from paceline.commands.printing import local_time, money, plain, print_json, print_table, spans
 
-# Imported only for type checking, so that `--help` stays fast.
 if TYPE_CHECKING:
     from paceline.client import Server
     from paceline.node.client import Client
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 COLUMNS = ("id", "name", "state", "policy", "nproc", "epoch", "step", "step_s", "waste", "tags")
 # Additional column, shown if runs have a cost.
 _COST = "cost"
-# Seconds between two updates of the list.
 _WATCH_S = 2.0
 _PROPERTIES = (
     *("id", "name", "state", "policy", "version", "backend", "node", "device", "script"),

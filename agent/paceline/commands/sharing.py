@@ -93,7 +93,7 @@ def range_of(text: str | None) -> dict[str, Any]:
 
 
 def _write(path: Path, parts: Iterable[bytes]) -> None:
-    """Write the complete file or none; `path` ``-``: write to standard output."""
+    """Write the complete file or none; the path ``-`` means standard output."""
     if str(path) == "-":
         for part in parts:
             sys.stdout.buffer.write(part)

@@ -275,7 +275,6 @@ def run(
 
 
 def _observed(choice: PolicyChoice, *, emulates: bool) -> str:
-    """Return `OBSERVED`, the policy of observed runs; reject options that need a Session."""
     from paceline.wire import OBSERVED
 
     if choice.policy is not None or choice.param or emulates:

@@ -20,11 +20,9 @@ from paceline.commands.options import (
 from paceline.commands.printing import local_time, plain, print_json
 from paceline.core.errors import PacelineError
 
-# Imported only for type checking, so that `--help` stays fast.
 if TYPE_CHECKING:
     from paceline.node.client import Client
 
-# How each kind of preset changes the training, in words.
 _CHANGES = {
     "nothing": "The training stays as under plain DDP.",
     "batches": "Global batches will have other samples than under plain DDP.",

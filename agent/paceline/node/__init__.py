@@ -7,7 +7,7 @@ request. With a `duty.Duty`, the agent serves a single run. `starting.foreground
 in the foreground. A rank writes into its `spool.Spool` while the bus is unavailable;
 `delivery.Delivery` sends the spooled entries once the bus is back. `client.Client` calls the
 server's REST API. The command line calls all of these; the control plane imports only `client`,
-`tokens`, `private` and `processes`::
+`tokens`, `private` and `processes`, and its demo also `starting`::
 
     Agent(link, name, directory, find_session).run()  # paceline agent
     foreground.train(...)                             # paceline run --nproc 4 train.py

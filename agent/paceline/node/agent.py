@@ -133,7 +133,6 @@ class Agent:
 
     @property
     def _taken_back(self) -> str | None:
-        """The provider's notice that it reclaims this machine; None: there is no notice."""
         return None if self._notices is None else self._notices.words()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -273,7 +272,6 @@ class Agent:
                 kept.close()
 
     def _opened(self, run: str, launch: Launch) -> tuple[Launch, RankAccess]:
-        """Return the launch with its decrypted environment, and the ranks' access to the bus."""
         session = self._link.session
         if not launch.sealed:
             return launch, RankAccess(session.bus)

@@ -49,7 +49,6 @@ def answer(link: Link, node: str, data: Path, run: str, ask: Ask) -> bool:
 
 
 def _reply(data: Path, run: str, control: str, ask: Ask) -> Reply:
-    """Return the reply; if the run's files cannot be read, the reply is the error."""
     try:
         directory = rundir.directory_of(data, run)
         record = rundir.read(directory / "run.json", Record)

@@ -20,7 +20,6 @@ from paceline.core.errors import InputError, PacelineError
 from paceline.node import tokens
 
 _CA_FILE = "PACELINE_CA_FILE"
-# Timeout of each call in seconds.
 CALL_TIMEOUT_S = 10.0
 # Number of runs per page: the maximum that the server allows.
 _PAGE = 500

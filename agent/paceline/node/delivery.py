@@ -78,7 +78,6 @@ class Delivery:
         path = directory / "run.json"
         try:
             record = rundir.read(path, Record)
-        # The record may be broken, for example after a power failure.
         except msgspec.DecodeError as error:
             _log.error("%s cannot be decoded, and is renamed to .bad: %s", path, error)
             path.rename(path.with_suffix(".bad"))
@@ -234,7 +233,6 @@ class Delivery:
         return True
 
     def _own(self, entries: list[dict[bytes, bytes]]) -> list[dict[bytes, bytes]]:
-        """Return the entries about this run; the script may have spooled others."""
         run = self.record.run
         own = [fields for fields in entries if _is_about(fields, run)]
         if len(own) < len(entries) and not self._foreign:

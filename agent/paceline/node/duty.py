@@ -40,7 +40,6 @@ class Place:
     key: str
     # Name of the slot: different for each of several nodes on one machine.
     slot: str
-    # Number of nodes in the group.
     nodes: int
 
 
@@ -94,9 +93,8 @@ def adopt(client: Client, where: Place, launch: Launch, choice: Mapping[str, Any
 
 
 class Duty:
-    """The membership of a node in one run, until the control plane answers that it is not needed.
+    """The membership of a node in one run, which ends when the run no longer needs the node.
 
-    The agent calls `is_done` while it has no processes of the run, and `busy` while it has some.
     `host` is the engine's name of this machine; empty: unknown. With `shows_output`, the agent
     copies the output of rank 0 to its own output, if rank 0 is on this node.
     """

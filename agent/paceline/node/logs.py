@@ -30,11 +30,10 @@ from paceline.wire.asking import MOST_LOGS, LogFile, LogPart, NotThere, Output, 
 KEPT_FIRST, KEPT_LAST = 1 << 20, 64 << 20
 # Modes of Linux's fallocate.
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
-_BLOCK_BYTES = 4096  # bytes
+_BLOCK_BYTES = 4096
 # Maximum number of bytes of a UTF-8 character.
 _CHARACTER = 4
 
-# Maximum number of entries of a folder that are read.
 _MOST_ENTRIES = 10_000
 _NUMBER = re.compile(r"(|attempt_)(0|[1-9][0-9]{0,8})")
 _OUTPUTS: tuple[Output, ...] = get_args(Output)
@@ -43,15 +42,13 @@ _OUTPUTS: tuple[Output, ...] = get_args(Output)
 def listed(directory: Path, from_attempt: int) -> list[LogFile]:
     """Return a run's logs on this node: the launcher's log, then ranks' logs, newest attempt first.
 
-    Attempts before `from_attempt` are left out. Raise an OSError if the directory cannot be
-    read.
+    Attempts before `from_attempt` are left out. Raise an OSError if the directory cannot be read.
     """
     return list(islice(_files(directory, from_attempt), MOST_LOGS))
 
 
 def _files(directory: Path, from_attempt: int) -> Iterator[LogFile]:
-    """Yield the logs; the size of a log is final if its `may_grow` is False."""
-    # `may_grow` is read before the size. In the opposite order, a log could grow between the reads.
+    # `may_grow` is read before the size, so that the size is final if `may_grow` is False.
     may_grow = _may_grow(directory, None)
     if (seen := _stat(directory / "launcher.log")) is not None:
         yield LogFile(None, None, None, seen.st_size, seen.st_mtime, may_grow)
@@ -69,9 +66,8 @@ def _files(directory: Path, from_attempt: int) -> Iterator[LogFile]:
 def part(directory: Path, wanted: ReadLog) -> LogPart | NotThere:
     """Return a part of a log, of at most `wanted.limit` bytes.
 
-    An offset beyond the log's end gives an empty part at its end. If the part's start is
-    counted from the log's end, the part does not begin within a UTF-8 character. Raise an OSError
-    if the log cannot be read.
+    An offset beyond the log's end gives an empty part. A part whose start is counted from the log's
+    end does not begin within a UTF-8 character. Raise an OSError if the log cannot be read.
     """
     attempt = None if wanted.rank is None else _chosen(directory, wanted)
     if wanted.rank is None:
@@ -176,7 +172,6 @@ def _character(data: bytes) -> int:
 
 
 def _chosen(directory: Path, wanted: ReadLog) -> int | None:
-    """Return the requested attempt, else the newest one with a log of the rank, else None."""
     if wanted.attempt is not None:
         return wanted.attempt
     assert wanted.rank is not None

@@ -1,7 +1,6 @@
 """Permissions of files that hold secrets: databases, logs, spools and tokens.
 
-The command line calls `files` when it starts. If an option names a file with a secret,
-`secret` reads the file, or `check` checks its permissions.
+The command line calls `files` when it starts.
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies (Linux; elsewhere a no-op).
 
-    Pass this function to `subprocess.Popen` as ``preexec_fn``. Without it, an orphaned rank would
-    continue to train, and an orphaned server would keep its port. The kernel watches the parent
+    Pass this function to `subprocess.Popen` as ``preexec_fn``. The kernel watches the parent
     *thread*: start children from a thread that lives as long as they should.
     """
     if _libc is not None:

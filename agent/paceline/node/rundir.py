@@ -7,6 +7,7 @@
     ``arrived``        exists if this node's launcher has reached the rendezvous of several nodes
     ``reform``         exists while nodes join or leave, see `paceline.core.reform`
     ``logs/attempt_<k>/<rank>/{stdout,stderr}.log``
+    ``checkpoints/``   checkpoints of a run on one node
     ``spool/``         telemetry that the bus did not accept
     ``memory/``        ranks' memory limits, see `paceline.train.features.memory`
     ``ended.json``     `EndedRanks`

@@ -34,7 +34,7 @@ class BusSession:
     reports: str
     # The stream from which commands are read.
     obeys: str
-    # Key of the MACs of commands and reports; None: they are not signed.
+    # Key of the MACs of commands and answers; reports have no MAC. None: nothing has a MAC.
     key: bytes | None = field(repr=False)
 
 

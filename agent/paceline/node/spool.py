@@ -31,7 +31,6 @@ CHUNK_AGE_S = 1.0
 # Maximum number of bytes that are read from a chunk. It is larger than `CHUNK_BYTES`, because a
 # chunk may have a single larger record.
 MOST_CHUNK_BYTES = 1 << 30
-# Largest number of dropped records that is reported.
 MOST_DROPPED = 2**53
 
 _HEAD = struct.Struct("<II")
@@ -140,7 +139,7 @@ class Spool:
 
 
 def dropped(directory: Path) -> int:
-    """Return the number of records that a directory's writers lost to full spools."""
+    """Return the number of records that a directory's writers have lost; see `note_dropped`."""
     count = 0
     for path in directory.glob("*.dropped"):
         try:

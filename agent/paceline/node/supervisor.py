@@ -245,7 +245,6 @@ class Supervisor:
         self._ending = Ending.begin(self.directory, self.run, self._launcher.pid, order)
 
     def _opened_door(self) -> socket.socket:
-        """Open a socket on which this node could serve the rendezvous to the other nodes."""
         if self._link is None or self._ranks is None or self._ranks.key is None:
             raise ValueError(
                 "a run on several nodes needs a control plane and a session with a key"
@@ -344,7 +343,6 @@ class Supervisor:
         return status.exit_code is None and not known
 
     def _has_just_arrived(self) -> bool:
-        """Return True if the launcher has reached the rendezvous, and this is not reported yet."""
         reported = self.last is not None and self.last.arrived
         return not reported and (self.directory / "arrived").exists()
 

@@ -23,7 +23,7 @@ CA_FILE = "PACELINE_CA_FILE"
 
 
 def connect(url: str, *, timeout_s: float = 2.0, keep: bool = False) -> redis.Redis:
-    """Return a client that fails fast, so that the caller can decide what to do in an outage.
+    """Return a client that does not retry in an outage.
 
     Threads may share the client if none of them blocks for long.
 

@@ -37,10 +37,7 @@ class WireError(ValueError):
 
 
 def encode(message: Message, run: str = "") -> dict[bytes, bytes]:
-    """Return the fields of the bus entry for a message.
-
-    `run` is the public run id, empty for a node's message.
-    """
+    """Return the bus entry for a message; `run` is the run's id, empty for a node's message."""
     return {
         b"v": _VERSION,
         b"run": run.encode(),

@@ -1,8 +1,7 @@
 """The typed messages between ranks, node agents and the control plane.
 
-Messages are values: no code changes a message after making it. `codec` converts them to and from
-entries of the bus; `streams` lists the writers and readers of each. The first types here are parts
-of several messages: the `Phase` of a rank's training, and a rank's device (`RankDevice`).
+`codec` converts messages to and from entries of the bus; `streams` lists the writers and readers of
+each message.
 """
 
 from __future__ import annotations
@@ -352,7 +351,7 @@ class HelloPart(msgspec.Struct, frozen=True, tag="hello_part"):
 
 
 class RunState(msgspec.Struct, frozen=True, tag="run_state"):
-    """A change of a run's state, from the agent that supervises the run or from `paceline run`.
+    """A change of a run's state, from its agent, `paceline run` or `paceline observe`.
 
     The sender repeats the last change every few seconds until the run ends, as a sign of life.
     """
@@ -365,7 +364,7 @@ class RunState(msgspec.Struct, frozen=True, tag="run_state"):
     # The reason of a failure. First line: rank, exception and the path of the log. Then the last
     # lines of that log.
     message: str | None = None
-    # Number of telemetry records that did not fit into the bounded spool.
+    # Number of telemetry records that ranks have lost, for example because the spool was full.
     dropped: int = 0
     # For a run that starts on several nodes: address at which this node could serve the rendezvous.
     address: str = ""
@@ -427,8 +426,7 @@ class Proposal(msgspec.Struct, frozen=True, tag="proposal"):
 
     attempt: int
     plan: Plan
-    # The id of the controller that made the plan. If a run's log has several ids at the same time,
-    # several controllers plan the run.
+    # The id of the controller that made the plan.
     controller: str
 
 
@@ -483,7 +481,7 @@ class CheckNode(msgspec.Struct, frozen=True, tag="check_node"):
 
 
 class EndRanks(msgspec.Struct, frozen=True, tag="end_ranks"):
-    """An order to kill ranks that block a run, obeyed once per attempt.
+    """An order, obeyed once per attempt, to kill ranks that block a run.
 
     All ranks then restart, or the run fails.
     """

@@ -41,7 +41,6 @@ class Evaluation(msgspec.Struct, frozen=True, tag="evaluation"):
     rank: int
     # The last step before the evaluation; -1: there was no step yet.
     step: int
-    # The epoch of `step`.
     epoch: int
     # Number of samples that the run had trained on by then, over all ranks.
     trained: int

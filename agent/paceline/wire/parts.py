@@ -18,8 +18,7 @@ from paceline.wire.messages import Hello, HelloPart
 DIGEST_BYTES = 16
 # Size of a part in bytes: an entry of this size occupies the bus for well under a millisecond.
 PART_BYTES = 128 * 2**10
-# Maximum number of samples of a data set that is no stream. The `long` tests of ingest and the
-# benchmark ingest.py use this number.
+# Maximum number of samples of a data set that is no stream.
 MOST_SAMPLES = 20_000_000
 # Maximum number of parts of a Hello. A sample takes 8 bytes for its size, 4 if it is used, 4 for
 # its length and 2 for its node; 128 MiB are for the values of all ranks.
@@ -73,8 +72,7 @@ _with_arrays: msgspec.msgpack.Decoder[_Hello | _Adopted] = msgspec.msgpack.Decod
 def without_arrays(data: bytes) -> int:
     """Return the number of bytes of an encoded message outside of its arrays of samples.
 
-    `decode` creates objects for these bytes: a list of 1 MiB may need 64 MiB. Arrays keep their
-    size.
+    These bytes become Python objects, up to 64 times as large. Arrays keep their size.
     """
     try:
         return len(data) - _with_arrays.decode(data).arrays()

@@ -49,7 +49,6 @@ _BOUNDS = {
 }
 # Maximum number of steps in a range of feedback.
 _LONGEST_RANGE = 2**20
-# Maximum number of CPU threads of a rank.
 _MOST_THREADS = 65_536
 # Minimum of a share that is not 0, so that dividing by the share gives a finite number.
 _SMALLEST_SHARE = 1e-9
@@ -128,15 +127,10 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     A plan can be reproduced: given the run's sizes and the records of the steps in `feedback`, the
     same policy code makes the same plan.
 
-    `defect` validates a plan once, where the plan enters a process. The leader calls `defect`
-    before it adopts a proposal, and ingest before it stores an adopted plan, so every plan that a
-    leader adopts can be stored. The controller calls `defect` on each plan of its policy, before it
-    proposes the plan, and on adopted plans that it did not propose. Ranks and readers of the store
-    do not validate a plan again. Ingest may get a plan before its attempt's Hello, so code that
-    reads both of them calls `misfit`.
-
-    A process unpacks the samples of a plan at most once, because `assignment` is cached, and not
-    at all if it has packed them itself.
+    `defect` validates a plan once, where the plan enters a process. The leader calls it before it
+    adopts a proposal, and ingest before it stores an adopted plan, so every plan that a leader
+    adopts can be stored. Ingest may get a plan before its attempt's Hello, so code that reads both
+    of them calls `misfit`.
     """
 
     # Number of the segment among the adopted segments of this attempt, from 0.
@@ -155,7 +149,6 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     # time; or "equal": the leader planned with equal local batches, because the script's loss
     # allows no others.
     source: str
-    # True if the epoch ends with this segment.
     epoch_end: bool
     # Forecast of each rank's compute time in each step, [step][rank] s; empty: unknown.
     ett_s: list[list[float]] = []
@@ -168,7 +161,6 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     # Number of samples that moved to another rank, because the shuffler or the scheduler gave them
     # to that rank.
     moved: int = 0
-    # Seconds that planning took.
     plan_s: float = 0.0
     # State that the policy gets back when it plans the next segment.
     memory: dict[str, Any] = {}
@@ -276,8 +268,7 @@ def _misshapen(width: int) -> str:
 def _of_indices(plan: Plan, samples: int | None) -> str | None:
     if samples is None or not plan.indices:
         return None
-    # View the bytes as an array without a copy. `assignment` would copy them, and most callers need
-    # that copy later, or never.
+    # `assignment` would copy the indices, and most callers need that copy later, or never.
     most = int(np.frombuffer(plan.indices, "<u4").max())
     return (
         f"indices holds sample {most}, but there are {samples} samples" if most >= samples else None

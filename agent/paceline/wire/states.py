@@ -37,7 +37,6 @@ class State(StrEnum):
     PENDING = "pending"
     # Submitted to an engine, which has no nodes for the run yet.
     QUEUED = "queued"
-    # Processes are starting.
     STARTING = "starting"
     # Ranks train.
     RUNNING = "running"
@@ -45,7 +44,7 @@ class State(StrEnum):
     FINISHED = "finished"
     # A process ended with an error, or the run stopped sending signs of life.
     FAILED = "failed"
-    # An operator ended the run.
+    # An operator ended the run, or it ended with its agent.
     STOPPED = "stopped"
 
     @property
@@ -61,7 +60,6 @@ UNDER_WAY = (State.STARTING, State.RUNNING)
 # States of a run that has not ended. Queries use this tuple and not the complement of `ENDED`, so
 # that the database can use the index on states.
 ACTIVE = (*WAITING, *UNDER_WAY)
-# The final states.
 ENDED = (State.FINISHED, State.FAILED, State.STOPPED)
 # States that a node may report.
 REPORTED = (*UNDER_WAY, *ENDED)
@@ -132,11 +130,7 @@ TRANSITIONS: Mapping[TransitionCause, Mapping[State, tuple[State, ...]]] = {
 
 
 class Rendezvous(StrEnum):
-    """Phase of the rendezvous of a multi-node run's launch.
-
-    The worker takes each step (`control.multi_node`): it chooses the host, finds that the host is
-    lost, records the next launch when all launchers have ended, and orders the nodes to start it.
-    """
+    """Phase of the rendezvous of a multi-node run's launch; `control.multi_node` changes it."""
 
     # No node was chosen as the host, because none has reported an address yet.
     WAITING = "waiting"

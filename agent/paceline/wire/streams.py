@@ -7,7 +7,7 @@ stream                    writer → reader            messages
                                                      `MetricBatch`, `RoundBatch`, `Evaluation`,
                                                      `Adopted`, `Fallback`, `LongPhase`,
                                                      `DataEpoch`
-                          `paceline run` → ingest    `RunState`
+                          `paceline run` → ingest    `RunState`, and what its ranks spooled
 ``node_telemetry(node)``  agent → ingest             `NodeState`; of the node's runs: `RunState`,
                                                      and what their ranks spooled
 ``TELEMETRY``             ranks and agents without   all messages of the streams above
@@ -16,8 +16,8 @@ stream                    writer → reader            messages
                                                      `RunChanged` for a Hello
                           web, worker → controller   `RunChanged`
 ``CHANGES``               ingest, web, worker → web, no messages, but ids of runs that changed,
-                          worker                     each with its earliest new step. Id "": a
-                                                     request may have changed something else
+                          worker                     each with its earliest new step. Id "":
+                                                     something else than a run may have changed
 ``control(run)``          controller → leader        `Proposal`
                           web → leader               `StopTraining`
                           web → `paceline run`       `Kill`

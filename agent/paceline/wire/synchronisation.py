@@ -144,7 +144,7 @@ class _SyncBase(msgspec.Struct, frozen=True, tag_field="name", forbid_unknown_fi
     def alone(self) -> int | None:
         """Maximum number of steps or rounds before the other ranks receive a rank's updates.
 
-        None: there is no limit.
+        None: no limit.
         """
         return 0
 
@@ -175,19 +175,13 @@ class AllReduce(_SyncBase, frozen=True, tag="allreduce"):
 
 
 class Averaging(_SyncBase, frozen=True, tag="averaging"):
-    """Synchronisation by averaging.
-
-    Ranks step independently. After some of the steps, all replicas are replaced by their mean.
-    """
+    """Independent steps of the ranks; after some steps, all replicas are replaced by their mean."""
 
     parameters: AveragingRules
 
     @property
     def alone(self) -> int | None:
-        """Maximum number of steps or rounds before the other ranks receive a rank's updates.
-
-        None: there is no limit.
-        """
+        """Maximum number of steps until other ranks receive a rank's updates; None: no limit."""
         rules = self.parameters
         return None if rules.every is None else rules.every + rules.overlap
 
@@ -195,18 +189,14 @@ class Averaging(_SyncBase, frozen=True, tag="averaging"):
 class Pairwise(_SyncBase, frozen=True, tag="pairwise"):
     """Synchronisation in pairs.
 
-    Ranks step independently. After each step of a rank, the mean of its replica and another rank's
-    replica replaces both.
+    After each step of a rank, the mean of its replica and another rank's replica replaces both.
     """
 
     parameters: NoRules = NoRules()
 
     @property
     def alone(self) -> int | None:
-        """Maximum number of steps or rounds before the other ranks receive a rank's updates.
-
-        None: there is no limit.
-        """
+        """Maximum number of steps before another rank receives a rank's updates: 1."""
         return 1
 
 
@@ -219,7 +209,7 @@ class Partial(_SyncBase, frozen=True, tag="partial"):
     def alone(self) -> int | None:
         """Maximum number of steps or rounds before the other ranks receive a rank's updates.
 
-        None: there is no limit.
+        None: no limit.
         """
         rules = self.parameters
         return rules.lead if rules.staleness is None else rules.staleness
@@ -231,19 +221,13 @@ class Partial(_SyncBase, frozen=True, tag="partial"):
 
 
 class Hierarchical(_SyncBase, frozen=True, tag="hierarchical"):
-    """`Partial` synchronisation within groups of ranks.
-
-    The groups exchange their changes through a parameter server.
-    """
+    """`Partial` synchronisation within groups, and a parameter server between the groups."""
 
     parameters: HierarchicalRules
 
     @property
     def alone(self) -> int | None:
-        """Maximum number of steps or rounds before the other ranks receive a rank's updates.
-
-        None: there is no limit.
-        """
+        """Maximum number of rounds until other groups receive a group's updates; None: no limit."""
         return self.parameters.every
 
     @property

@@ -58,9 +58,7 @@ class NodeLaunch:
     node: str
     # Number of ranks on this node.
     nproc: int
-    # Maximum number of restarts of all ranks after failures.
     max_restarts: int
-    # The script and its arguments.
     command: list[str]
     first_attempt: int = 0
     # The run's rendezvous; None: this is the only node of the run.

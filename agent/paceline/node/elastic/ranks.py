@@ -175,10 +175,9 @@ class RankAgent(LocalElasticAgent):
         raise RendezvousTimeoutError
 
     def _exit_barrier(self) -> None:
-        """Wait until the ranks of all launchers have ended, except launchers that left the run.
+        """Wait until the ranks of all launchers that did not leave the run have ended.
 
-        The launcher that serves the rendezvous must not end earlier. Without the rendezvous, the
-        other launchers would end their ranks.
+        If the launcher that serves the rendezvous ended earlier, the others would end their ranks.
         """
         handler = self._worker_group.spec.rdzv_handler
         if not isinstance(handler, Together):
@@ -236,9 +235,9 @@ class RankAgent(LocalElasticAgent):
             if index == 0:
                 self._reform.touch()
             deadline = time.monotonic() + patience_s
-            # A launcher that is gone was either lost, or has already ended its ranks after the same
-            # step. If a rank of this node has ended so that nodes can join or leave, the launcher
-            # was only faster. Otherwise it was lost, and the ranks cannot reach the same step.
+            # A launcher that is gone either was faster and has ended its ranks after the same step,
+            # or was lost. In the first case, a rank of this node has ended with EXIT_CODE, too. In
+            # the second, the ranks cannot reach the same step.
             while (
                 None in codes.values()
                 and not self._failed(codes)
@@ -325,7 +324,6 @@ class RankAgent(LocalElasticAgent):
         return FirstFailure(self._roll.node, at[rank], exit_code, message, brief)
 
     def _why_ended(self, rank: int) -> str:
-        """Return a clause that says why `health.ending` killed a rank; empty if it did not."""
         try:
             ended = rundir.read(self._directory / "ended.json", EndedRanks)
         except (OSError, msgspec.DecodeError):

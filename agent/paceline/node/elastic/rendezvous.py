@@ -55,14 +55,12 @@ NODES_WAIT_S = 600.0
 _LAST_CALL_S = 3.0
 # Maximum number of seconds for notifying the other launchers when this launcher leaves.
 _LEAVE_S = 2.0
-# Seconds between two reads of the store.
 _POLL_S = 0.2
 # A launcher that sends no heartbeat for `_MISSED_BEATS` intervals of `_LAUNCHER_BEAT_S` seconds is
 # lost.
 _LAUNCHER_BEAT_S, _MISSED_BEATS = 1, 8
 # Additional time that a round waits for launchers that took part in the previous round.
 _LATE = timedelta(seconds=20)
-# Timeout of a request to the store.
 _STORE_TIMEOUT = timedelta(seconds=20)
 # Key in the run's store. Its value lists the launchers of the last round.
 _MEMBERS = "members"
@@ -217,10 +215,7 @@ class Members:
             self._store.set(f"gone/{launcher}", "")
 
     def known(self) -> frozenset[str]:
-        """Return the launchers of the last round, even if this launcher was not among them.
-
-        If there was no round yet, the result is empty.
-        """
+        """Return the launchers of the last round, even if this launcher was not among them."""
         if not self._store.check([_MEMBERS]):
             return frozenset()
         return frozenset(self._store.get(_MEMBERS).decode().split("\n"))
@@ -292,10 +287,10 @@ class _Executor(_DistributedRendezvousOpExecutor):
         return self._members.are_in(there)
 
     def _some_are_late(self, context: _RendezvousContext) -> bool:
-        """Return True if the last call is over, but launchers of the previous round are missing.
+        """Return True while a round should wait after its last call, at most for `_LATE`.
 
-        On a busy node the last call of three seconds may be too short. A round without these
-        launchers would be followed by another round at once.
+        It waits for launchers of the previous round, because on a busy node the last call of three
+        seconds may be too short. A round without them would be followed by another round at once.
         """
         state = context.state
         if state.deadline is None or datetime.now(UTC) > state.deadline + _LATE:

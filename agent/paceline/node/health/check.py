@@ -32,16 +32,12 @@ _REAP_S = 0.5
 # Seconds without ranks before a measurement. A node that has just been started or has just ended a
 # run may get another run at once, which would cancel the measurement.
 _IDLE_BEFORE_S = 10.0
-# Number of measurements; their median is the result.
 _REPEATS = 5
-# Rows and columns of the matrices.
 _EDGE = 512
-# Number of matrix products in a repetition, on each thread.
 _PRODUCTS = 8
 _MOST_MEASURING_THREADS = 64
 # Size of the copied array in bytes. It is far larger than a core's part of the processor's caches.
 _COPIED = 64 << 20
-# Size of the written file in bytes.
 _WRITTEN = 32 << 20
 _log = logging.getLogger(__name__)
 
@@ -65,7 +61,6 @@ def _median_s(work: Callable[[], None]) -> float:
 
 
 def _compute() -> float:
-    """Return the speed of one core while all cores work, in GFLOP/s."""
     import numpy as np
 
     count = min(machine.cores(), _MOST_MEASURING_THREADS)
@@ -87,7 +82,6 @@ def _compute() -> float:
 
 
 def _memory() -> float:
-    """Return the GB/s at which one core copies memory."""
     import numpy as np
 
     source, target = np.ones(_COPIED, np.uint8), np.empty(_COPIED, np.uint8)
@@ -95,7 +89,6 @@ def _memory() -> float:
 
 
 def _disk(directory: Path) -> float | None:
-    """Return the MB/s that the disk writes; None if writing fails."""
     path = directory / f".check-{os.getpid()}"
     block = os.urandom(1 << 20)
     try:
@@ -130,7 +123,6 @@ class Checker:
         if not idle:
             self._idle_since = time.monotonic()
         if self._process is not None and not idle:
-            # The measurement would slow the ranks down, so cancel it.
             self.close()
             self.due = True
         elif self._process is not None:

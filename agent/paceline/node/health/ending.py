@@ -89,7 +89,7 @@ class Ending:
     def _keep(self, rank: int) -> None:
         """Append a rank's stacks and the reason to its log.
 
-        Call this just before the rank is killed: the rank might overwrite the text.
+        Call this just before the rank is killed, because the rank might overwrite the text.
         """
         attempt = self._order.attempt
         dump = self._dumps.get(rank)

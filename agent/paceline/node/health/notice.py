@@ -81,7 +81,6 @@ def _read_plain(answer: httpx.Response, _name: str) -> str | None:
 
 
 def _object(answer: httpx.Response) -> dict[str, Any]:
-    """Return an answer's JSON object; raise an HTTPError or a ValueError if there is none."""
     answer.raise_for_status()
     body = answer.json()
     if not isinstance(body, dict):
@@ -89,7 +88,7 @@ def _object(answer: httpx.Response) -> dict[str, Any]:
     return body
 
 
-# Address of the metadata services of Amazon and Azure, which only the machine itself can reach.
+# Address of the metadata services of Amazon and Azure.
 _INSIDE = "http://169.254.169.254"
 PROVIDERS: dict[str, Provider] = {
     "ec2": Provider(
@@ -172,7 +171,6 @@ class Notices:
             self._answers = True
 
     def _named(self, client: httpx.Client) -> str:
-        """Return this machine's name at the provider; empty if all notices are for this machine."""
         if self._provider.name_url and not self._name:
             answer = client.get(self._provider.name_url, headers=self._headers(client))
             answer.raise_for_status()
@@ -180,7 +178,6 @@ class Notices:
         return self._name
 
     def _headers(self, client: httpx.Client) -> dict[str, str]:
-        """Return a request's headers, with a token if one is needed."""
         headers = dict(self._provider.headers)
         if self._provider.token_url:
             if not self._token:

@@ -34,14 +34,12 @@ from paceline.wire.asking import (
 # File names beside a rank's logs.
 ANNOUNCED, WRITTEN = "stacks.json", "stacks.txt"
 
-# Maximum size in bytes of an announcement.
 _MOST_ANNOUNCED = 16_384
 # Maximum size in bytes of a file of stacks; a larger file is emptied.
 _MOST_WRITTEN = 1 << 20
 # Maximum number of characters of a frame's text. Without it, a script could choose names of files
 # and functions of any length.
 _MOST_FRAME = 300
-# Maximum number of bytes that are read from a rank's stacks.
 _MOST_READ = 65_536
 # States in /proc/PID/status of a process that handles no signals, in words.
 _STATES = {
@@ -155,7 +153,7 @@ def _stack(directory: Path, attempt: int, rank: int, offset: int, most: int) -> 
 def frame_of(text: str, announced: Announcement) -> str:
     """Return the innermost frame of the user's code, ``train.py:14 in forward``; empty if none.
 
-    The main thread's frame takes precedence. Other threads follow in the order of the text.
+    The main thread's frame takes precedence over the other threads' frames.
     """
     threads: list[tuple[bool, list[str]]] = []
     for line in text.splitlines():
@@ -170,7 +168,6 @@ def frame_of(text: str, announced: Announcement) -> str:
 
 
 def _is_librarys(file: str, libraries: list[str]) -> bool:
-    """Return True if a file belongs to an installed package, or is in a folder of `libraries`."""
     installed = any(f"/{name}/" in file for name in ("site-packages", "dist-packages"))
     return installed or file.startswith(("<", *libraries))
 

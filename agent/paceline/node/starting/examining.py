@@ -22,12 +22,10 @@ from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor, check
 from paceline.wire import Launch
 
-# Program that the ranks run in place of the script.
 _INSIDE = Path(__file__).parents[2] / "train" / "doctor" / "inside.py"
 _TICK_S = 0.05
 # Maximum number of seconds for the processes to end after all ranks have reported.
 _PROCESSES_END_S = 15.0
-# Maximum number of last lines of a log that a finding quotes.
 _LOG_LINES = 12
 
 
@@ -143,9 +141,9 @@ def _alike(examined: Sequence[Examined]) -> list[Finding]:
 
 
 def _wait(supervisor: Supervisor, reports: Path, nproc: int, timeout_s: float) -> bool:
-    """Wait until the ranks end; return True if they still run at the end of the time limit.
+    """Wait at most `timeout_s` seconds for the end of the ranks; return True if they still run.
 
-    The limit is `timeout_s` seconds. Once all ranks have reported, `_PROCESSES_END_S` are left.
+    Once all ranks have reported, wait at most `_PROCESSES_END_S` from then.
     """
     deadline, all_reported = time.monotonic() + timeout_s, False
     while supervisor.running:

@@ -119,13 +119,13 @@ def train(
         choice: further fields of ``POST /runs``, such as `policy` and `restart_hung_s`.
         node: this machine's name.
         data: the data directory.
-        required: True if a server must answer. If False and no server answers, the ranks train
-            without a server.
+        required: True if a server must answer. If False and no server of this protocol version
+            answers, the ranks train without a server.
 
     Raises:
         InputError: the script cannot be launched, the server rejected the run, or no server answers
             and an option such as a policy needs a server.
-        PacelineError: a required server does not answer, or a server uses another protocol version.
+        PacelineError: a required server does not answer, or uses another protocol version.
     """
     check(launch)
     with ExitStack() as stack:
@@ -200,10 +200,9 @@ def supervise(
 
 
 def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: PacelineError) -> None:
-    """Reject a policy other than `bsp`, and parameters, because there is no control plane.
+    """Reject parameters and policies that need a control plane: all but `bsp` and `OBSERVED`.
 
-    Without a control plane, ranks train as under `bsp`. `away` is the error that says why there is
-    none.
+    `away` is the error that says why there is no control plane.
     """
     if policy in (None, _PLAIN, OBSERVED) and not parameters:
         return

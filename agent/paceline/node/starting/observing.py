@@ -54,12 +54,12 @@ def observe(
         name: name of the run; None: the script's name.
         node: this machine's name.
         data: the data directory.
-        required: True if a server must answer. If False and no server answers, this process is
-            replaced by the command, which runs unobserved.
+        required: True if a server must answer. If False and no server of this protocol version
+            answers, this process is replaced by the command, which runs unobserved.
 
     Raises:
         InputError: the command does not exist, or the server rejected the run.
-        PacelineError: the server does not answer or uses another protocol version.
+        PacelineError: a required server does not answer, or uses another protocol version.
     """
     script = script_of(command)
     with ExitStack() as stack:
@@ -154,7 +154,6 @@ class Observation:
         return observation.extended(env)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Forward a signal to the command."""
         if number in _INTERRUPTS:
             self._stopping = self._stopping or "interrupted"
         if self._process is None:

@@ -90,7 +90,7 @@ class Progress:
 
     @property
     def judged(self) -> str:
-        """The verdict after the label of its level; empty if `LEVELS` has no such label."""
+        """The label of the verdict's level, and the verdict; empty if the level has no label."""
         said = LEVELS.get(self.level)
         return f"{said}: {self.verdict}" if said and self.verdict else ""
 

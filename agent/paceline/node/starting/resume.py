@@ -90,7 +90,6 @@ def in_foreground(
 
 
 def _as_before(known: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` and the run's variables for observation, a driver or emulated speeds."""
     before = {}
     if known["policy"] == OBSERVED:
         before[observation.VARIABLE] = "1"

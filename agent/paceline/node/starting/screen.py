@@ -27,7 +27,6 @@ _DRAW_S = 0.25
 _SAY_S = 60.0
 # Maximum number of characters kept of a line that has no newline yet.
 _LONGEST_LINE = 65_536
-# Width of the progress bar in columns.
 _BAR = 16
 _STYLES = {"held-up": "bold red", "watch": "yellow"}
 
@@ -62,10 +61,7 @@ def shown(watch: ProgressPoller | None) -> Iterator[Screen]:
 
 
 class Plain:
-    """Progress as plain lines without control codes: one line per change.
-
-    If only the step changes, a line is printed once a minute. `watch` None: no progress is shown.
-    """
+    """Progress as plain lines without control codes; `watch` None: no progress is shown."""
 
     def __init__(self, watch: ProgressPoller | None) -> None:
         self._watch = watch
@@ -123,7 +119,7 @@ class Terminal:
         self._held.close()
 
     def writer(self, stream: IO[bytes]) -> Callable[[bytes], None]:
-        """Return a function that writes above the progress; if the stream is no terminal, to it."""
+        """Return a function that writes above the progress, or to a stream that is no terminal."""
         if not stream.isatty():
             return copying(stream)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -155,7 +151,6 @@ class Terminal:
         self._live.refresh()
 
     def _drawn(self) -> Group:
-        """Return the rows to draw: incomplete line, progress bar and values, policy and verdict."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -217,7 +212,6 @@ class _Above(io.TextIOBase):
         return True
 
     def isatty(self) -> bool:
-        """Return True: the text is written to a terminal."""
         return True
 
     def write(self, text: str) -> int:

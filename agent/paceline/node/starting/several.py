@@ -56,7 +56,6 @@ class RunView:
         return 128 + signal.SIGINT
 
     def _stop(self) -> None:
-        """Request the run's end; retry until the server accepts it, or the run has ended."""
         while (shown := self._poll()) is None or not State(shown["state"]).final:
             try:
                 self._client.call(
@@ -94,7 +93,6 @@ class RunView:
 
 
 def _exit_code(run: Mapping[str, Any]) -> int:
-    """Return a run's exit code: 0 if it has finished, or was stopped and all ranks returned 0."""
     if run["state"] == State.FINISHED or (run["state"], run["exit_code"]) == (State.STOPPED, 0):
         return 0
     return int(run["exit_code"] or 1)
