@@ -1,10 +1,7 @@
 """Parts shared by the adapters `paceline.accelerate`, `.transformers` and `.lightning`.
 
-A framework has a training loop of its own, and counts its epochs and steps itself. `DrivenLoader`
-is the loader that the framework's loop reads. The functions check the options that a script gives
-to an adapter, and read the options of the script's DataLoader and model. Only adapters may import
-this module: if a script's process has imported it, `paceline doctor` assumes that the script uses
-an adapter.
+Only adapters may import this module: if a script's process has imported it, `paceline doctor`
+assumes that the script uses an adapter.
 """
 
 from __future__ import annotations
@@ -118,7 +115,7 @@ class DrivenLoader:
 def checked(options: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str | None]:
     """Check an adapter's options; return those for `Session`, and `batchnorm` for `Session.wrap`.
 
-    `name` names the adapter in error messages. `batchnorm` is None if it is not given.
+    `name` names the adapter in error messages.
 
     Raises:
         TypeError: an option is unknown, or the framework sets it.

@@ -157,7 +157,6 @@ def adapt(model: nn.Module, how: str, current: CurrentStep) -> None:
 
 
 def _original(layer: _BatchNorm) -> type[_BatchNorm]:
-    """Return the class that a layer had before any session adapted the layer."""
     return layer._original if isinstance(layer, Adapted) else type(layer)
 
 
@@ -165,10 +164,7 @@ _kinds: dict[tuple[type, type], type[Adapted]] = {}
 
 
 def _adapted(original: type[_BatchNorm], how: type[Adapted]) -> type[Adapted]:
-    """Return a subclass of `original` with the forward pass of `how`.
-
-    Calls with the same arguments return the same class.
-    """
+    """Return a subclass of `original` with the forward pass of `how`."""
     if (original, how) not in _kinds:
         # DistributedDataParallel refuses every subclass of SyncBatchNorm on the CPU, so the new
         # class has another base class.
@@ -354,7 +350,6 @@ class Normalised(torch.autograd.Function):
 
 
 def _cast(weight: Tensor | None, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-    """Cast gradients of the affine parameters to the parameters' precision."""
     if weight is None:
         return tuple(None for _ in gradients)
     return tuple(gradient.to(weight.dtype) for gradient in gradients)
@@ -369,8 +364,7 @@ class RunningStatistics:
 
     def __init__(self, current: CurrentStep, models: Sequence[Wrapped]) -> None:
         self._current, self._models = current, models
-        # Number of samples that this rank has trained since the statistics were last averaged. The
-        # loop adds the samples of each iteration.
+        # The loop adds the samples of each iteration.
         self.samples = 0
 
     @property

@@ -12,7 +12,6 @@ from torch import nn
 
 # Module and name of TorchDynamo's counter of compilations per frame.
 _COUNTER = ("torch._dynamo.convert_frame", "FRAME_COMPILE_COUNTER")
-# The counter itself, once TorchDynamo is imported.
 _counter: dict[object, int] | None = None
 # Module and name of the class of models that torch.compile returns.
 _OPTIMIZED = ("torch._dynamo.eval_frame", "OptimizedModule")

@@ -31,7 +31,6 @@ _EVERYWHERE = (
     *("PACELINE_FIRST_ATTEMPT", _ATTEMPT, _EMULATE),
 )
 _PLACEMENT = "PACELINE_PLACEMENT"
-# Directories of the run.
 _DIRECTORIES = ("PACELINE_SPOOL", "PACELINE_MEMORY", "PACELINE_CHECKPOINTS")
 # Variables for ranks on the driver's machine only, because the directories and the CA file exist
 # only there, and the agent that reads the spool runs there.
@@ -44,10 +43,7 @@ _taken: set[str] = set()
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Location of a rank: the name that an agent gives the node, and whether the driver is there.
-
-    `beside_driver` is True if the driver runs on the same machine.
-    """
+    """Location of a rank: its node's name, and whether the driver runs on the same machine."""
 
     node: str
     beside_driver: bool

@@ -24,7 +24,6 @@ from paceline.train.collectives import listen
 
 logger = logging.getLogger(__name__)
 
-# Names of the collectives for which a warning was logged.
 _warned = set[str]()
 
 
@@ -95,6 +94,5 @@ def _is_state(value: Any) -> bool:
 
 
 def _is_sum(options: tuple[Any, ...]) -> bool:
-    """Return True if an all-reduce sums, which is its default."""
     op = getattr(options[0], "reduceOp", options[0]) if options else None
     return op is None or op == dist.ReduceOp.SUM

@@ -6,7 +6,6 @@ synchronise, the statistics of BatchNorm layers, and the parts in `wiring`, whic
 loader's first iteration and released by `close`. Everything optional is a feature
 (`feature.Feature`), whose hooks the loop calls. The loop also calls two features directly:
 `WorkSharing` decides which rank trains a batch, and `Checkpoints` restores the random generators.
-The loop does not load data, and it does not compute gradients.
 """
 
 from __future__ import annotations
@@ -204,7 +203,6 @@ class Loop(TrainingState):
     def _begin_running(self, turn: LocalStep, data_s: float) -> RunningStep:
         for begin_turn in self.on.begin_turn:
             begin_turn(turn)
-        # Only sessions that accumulate have micro-batches.
         if self.current.accumulates:
             self.gate.begin_turn(turn)
         device = self.context.device

@@ -172,9 +172,9 @@ def joint(record: StepRecord, times: list[tuple[float, float]]) -> StepRecord:
 
     `times` has (data_s, compute_s) of each rank of the group.
 
-    The loading time is that of the rank that loads longest. Ranks that load faster wait for that
-    rank within their passes, and the result counts this wait as loading. The computing time ends
-    when the last rank has computed its gradients.
+    The loading time is the longest of all ranks of the group. Ranks that load faster wait within
+    their passes, and the result counts this wait as loading. The computing time ends when the last
+    rank has computed its gradients.
     """
     data_s = max(data for data, _ in times)
     compute_s = max(data + compute for data, compute in times) - data_s

@@ -4,8 +4,7 @@ At a session's start, `settle` finds out which ranks share a node's directory, a
 each node has. `settle` returns None unless the data set is a `paceline.data.Sharded`. Otherwise
 `settle` returns the rank's `NodeData`, which passes the node's shards of the plan to the
 prefetcher, counts the samples of batches that were not on the node (misses), and sends a record of
-each epoch to the control plane. `Counting` is the loader's collate function, which counts the
-misses.
+each epoch to the control plane.
 """
 
 from __future__ import annotations
@@ -79,7 +78,6 @@ class NodeData(Feature):
         self.send: Callable[[Message], None] | None = None
         self._data, self._rank, self._node, self._attempt = data, rank, node, attempt
         self._prefetcher = prefetcher
-        # Misses of the current epoch.
         self._misses = Misses()
         self._waits = 0
         self._waited_s = 0.0
@@ -112,10 +110,7 @@ class NodeData(Feature):
         return batch.batch
 
     def left_epoch(self, epoch: int) -> None:
-        """Report how many samples were fetched to this node ahead of the epoch's steps.
-
-        Also report how many samples this rank's steps had to read from the source.
-        """
+        """Report the epoch's prefetched samples, and those that steps read from the source."""
         prefetcher, misses = self._prefetcher, self._misses
         moved = prefetcher.moved(epoch) if prefetcher is not None else None
         record = DataEpoch(

@@ -129,8 +129,6 @@ def _unstepped(models: Iterable[Wrapped]) -> Iterator[None]:
 
 
 class _Outcome(msgspec.Struct, frozen=True):
-    """Result or error of measuring on one rank."""
-
     profile: Profile | None
     error: str = ""
 
@@ -261,10 +259,7 @@ class Limits:
 
     @property
     def of_micro_batches(self) -> list[int]:
-        """Return the maximum number of samples of each rank's micro-batches, [W].
-
-        The list is empty if there are no micro-batches.
-        """
+        """Return each rank's limit of a micro-batch in samples, [W]; empty: no micro-batches."""
         return self.samples if self.micro_batches else []
 
     @property
@@ -274,10 +269,7 @@ class Limits:
 
     @property
     def tokens_of_micro_batches(self) -> list[float]:
-        """Return the maximum total size of each rank's micro-batches, [W].
-
-        The list is empty if there are no micro-batches.
-        """
+        """Return each rank's limit of a micro-batch in total size, [W]; empty: no micro-batches."""
         return self.tokens if self.micro_batches else []
 
 

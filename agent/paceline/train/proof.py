@@ -313,7 +313,6 @@ class Judge:
         )
 
     def _wrong(self) -> ProofResult:
-        """Return the result if no setting fits: wrong, or unknown if trials are not repeatable."""
         if self._off["again"]["samples"] > self._tolerance:
             return unknown(
                 "the loop computes a different gradient of the same samples when it is repeated: "
@@ -434,7 +433,7 @@ def _whole_numbers(sample: Any) -> Iterator[int]:
 
 
 def _unprovable(error: Exception) -> str:
-    """Return why the loss is not provable if the loss did not cause a trial's error; else ""."""
+    """Return why an error makes the loss not provable; "" if the loss may have caused the error."""
     if isinstance(error, NotProvableError):
         return str(error)
     return "the samples of a trial do not fit into memory" if out_of_memory(error) else ""
@@ -482,8 +481,6 @@ class Sketch:
 
 
 class _WithoutDropout(TorchFunctionMode):
-    """Mode in which dropout functions keep all values."""
-
     # For each function, the index of its argument for the dropout rate.
     _RATE: ClassVar = {
         functional.scaled_dot_product_attention: 4,
@@ -550,7 +547,6 @@ class Rehearsal:
         self._trained = set[int]()
         # The nesting depth of backward passes. Activation checkpointing nests backward passes.
         self._depth = 0
-        # The samples that were read, by index.
         self._samples: dict[int, Any] = {}
         # True if a forward pass ran in half precision.
         self._low = False
@@ -626,7 +622,6 @@ class Rehearsal:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """In this context, report that the rank waits for other ranks."""
         self._state.waits_in_proof = True
         try:
             yield

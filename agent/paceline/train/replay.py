@@ -156,7 +156,6 @@ class _Body:
         self._inside = 0
 
     def find(self, frame: FrameType, loader: Any) -> None:
-        """Find the script's ``for`` statement that requests a loader's first batch."""
         if self._loop is not None:
             return
         user: FrameType | None = frame
@@ -262,12 +261,10 @@ class _Body:
         exec(compile(module, self._file, "exec", dont_inherit=True), names)
 
     def forget(self) -> None:
-        """Drop the references to the script's objects."""
         self._names, self._item = {}, None
         del self.rehearsal
 
     def at_step(self) -> None:
-        """End the replay before an optimiser's step if all gradients are computed."""
         if self.rehearsal.complete:
             raise _DoneError
 

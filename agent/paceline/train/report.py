@@ -83,13 +83,11 @@ class Emitter:
         self._sink = Sink(run, bus, spool, stream)
         self._memory = memory
         self._queue: deque[Record | Message | threading.Event] = deque()
-        # Lock for counting lost records.
         self._full = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
         # Function that the thread calls before each flush.
         self.feed: Callable[[], None] = lambda: None
-        # Memory in use in bytes, as last measured.
         self.memory_bytes = 0
         # Time of the next measurement. PyTorch takes 150 µs to measure memory on a GPU, so the
         # thread does not do it at every wake-up.
@@ -245,7 +243,6 @@ class Reporter:
             with self._reading:
                 while len(self._finished) > 1 or (self._finished and self._finished[0].readable):
                     self._read(self._finished.popleft())
-        # A dead connection may block the emitter's thread. Then this thread makes the records.
         elif len(self._finished) > _BEHIND:
             with self._reading:
                 self._read_all()
@@ -276,7 +273,6 @@ class Reporter:
             while self._finished and self._finished[0].on_cpu:
                 try:
                     self._read(self._finished.popleft())
-                # The training thread raises the error, and this thread continues.
                 except Exception as error:
                     logger.warning("a step could not be reported: %s", error)
                     self._failed = error
@@ -322,7 +318,6 @@ class Reporter:
         self._emitter.record(record)
 
     def _send_metrics(self, record: StepRecord) -> None:
-        """Send a step's metrics, before the step's record is sent."""
         sums, self._sums = self._sums, {}
         values = {name: total / weight for name, (weight, total) in sums.items() if weight > 0}
         weight = record.load if self._by_size else float(record.samples)

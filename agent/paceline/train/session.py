@@ -500,17 +500,17 @@ class Session:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Return figures of this rank's newest finished step, for trackers such as TensorBoard::
+        """Return values of this rank's newest finished step, for trackers such as TensorBoard::
 
             for name, value in session.figures.items():
                 writer.add_scalar(name, value, session.step)
 
-        The call never waits for the device. Before the first step has ended, the figures are empty.
+        The call never waits for the device. Before the first step has ended, the result is empty.
         ``paceline/samples`` and ``paceline/load`` are the number of samples and the load of the
         batch. Times are in s: ``paceline/data_s`` waiting for the batch, ``paceline/compute_s``
         forward and backward, ``paceline/sync_s`` reduction and waiting for other ranks,
         ``paceline/step_s`` the total. If a step has several iterations of the loop, as with
-        ``micro_batches``, the figures are those of the newest iteration, not sums over the step.
+        ``micro_batches``, the values are of the newest iteration, not sums over the step.
         """
         return self._loop.figures()
 
@@ -585,7 +585,6 @@ class Session:
 
 
 def _kind_of(dataset: Any) -> str:
-    """Return a description of the kind of data, which must be the same on all ranks."""
     if isinstance(dataset, Stream):
         return f"{dataset.kind}, buffer={dataset.buffer}, shuffle={dataset.shuffle}"
     return "Sharded" if isinstance(dataset, Sharded) else "plain"

@@ -2,8 +2,7 @@
 
 `Session` calls `start_up` on every rank. The result, a `Startup`, has what ranks share while they
 train: the store, the key that signs pickles in the store, and on rank 0 the samples' sizes. If a
-rank fails, every rank raises an error. Later exchanges of small objects between ranks (`gathered`,
-`introduce`) are also in this module.
+rank fails, every rank raises an error.
 """
 
 from __future__ import annotations
