@@ -201,7 +201,7 @@ def describe(
 
 
 def _placement(startup: Startup, environment: Environment) -> list[str]:
-    """Return each rank's node; with a mesh, each group's first rank's node; empty: unknown."""
+    """Return each rank's node; with a mesh, the node of each group's first rank; empty: unknown."""
     lanes = startup.lanes
     if lanes is None:
         return environment.placed(startup.world)
@@ -260,7 +260,6 @@ def _on_fallback(emitter: Emitter, attempt: int) -> OnFallback:
 
 
 def _proposals(environment: Environment) -> Proposals | None:
-    """Make the thread that receives the control plane's plans; None without a run or a bus."""
     run, bus = environment.run, environment.bus
     if run is None or bus is None:
         return None

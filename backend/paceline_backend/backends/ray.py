@@ -244,7 +244,6 @@ def _wants(group: Mapping[str, Any]) -> str:
 
 
 def _groups() -> dict[str, Mapping[str, Any]]:
-    """Return all existing placement groups by name."""
     query = {
         "detail": "true",
         "limit": str(_MOST_PLACEMENT_GROUPS),
@@ -274,7 +273,6 @@ def _request(order: Order, package: str) -> dict[str, Any]:
 
 
 def _settings(order: Order) -> dict[str, Any]:
-    """Return the settings of a job, which its driver and its keepers read."""
     options = order.options
     assert isinstance(options, RayOptions)
     cpus = options.cpus_per_node or order.nproc

@@ -107,7 +107,6 @@ def _granted(settings: dict[str, Any], stopping: threading.Event) -> Any:
 
 
 def _node(settings: dict[str, Any], group: Any, number: int) -> Any:
-    """Create the actor of a node in bundle `number`, with all of the bundle's resources."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

@@ -2,10 +2,7 @@
 
 Rank 0's follower calls `Leader.advance` for each segment. The leader adopts the controller's newest
 valid proposal. If no proposal arrives in time, the leader coasts: it plans a few steps itself, with
-the last segment's policy, synchronisation and split of the load. The leader waits for a proposal
-only if the controller made the last segment or has sent a proposal since then. If plans always
-arrive too late, `Waits` schedules a few longer waits. `cut_steps` cuts local batches that do not
-fit into a rank's memory into micro-batches.
+the last segment's policy, synchronisation and split of the load.
 """
 
 from __future__ import annotations
@@ -284,7 +281,6 @@ class Leader:
                     put_shard(store, seq, rank, shard)
 
     def _proposed(self) -> Plan | None:
-        """Return the controller's newest valid proposal for the next segment."""
         proposals = self._proposals
         if proposals is None:
             return None
