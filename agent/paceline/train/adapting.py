@@ -62,7 +62,6 @@ class DrivenLoader:
         self.begins: Callable[[], None] | None = None
 
     def __len__(self) -> int:
-        """Return the number of steps of a whole epoch."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:

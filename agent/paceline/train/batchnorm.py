@@ -330,7 +330,7 @@ class Normalised(torch.autograd.Function):
             return None, *_cast(weight, of_weight, of_bias), None, None, None
         rank_weight = ctx.exchange.weight
         sums = torch.stack([of_bias, of_weight]).to(mean.dtype)
-        # A filler contributes zeros. Its sums times 0 could be NaN, because 0 · NaN is NaN.
+        # Do not multiply a filler's sums by 0, because 0 · NaN is NaN.
         sums = sums * rank_weight if rank_weight else torch.zeros_like(sums)
         ctx.exchange.add_up(sums)
         # A filler was left out of the statistics, so the gradient of its values is 0.
@@ -424,7 +424,7 @@ def _average(tensors: list[Tensor], samples: int, group: dist.ProcessGroup | Non
         return
     device = tensors[0].device
     vector = torch.cat([tensor.flatten().to(device, torch.float64) for tensor in tensors])
-    # A rank without samples contributes zeros. Its values times 0 could be NaN: 0 · NaN is NaN.
+    # Do not multiply by 0, because 0 · NaN is NaN.
     vector = vector * samples if samples else torch.zeros_like(vector)
     vector = torch.cat([vector, vector.new_tensor([samples])])
     dist.all_reduce(vector, group=group)

@@ -13,7 +13,6 @@ from torch import nn
 # Module and name of TorchDynamo's counter of compilations per frame.
 _COUNTER = ("torch._dynamo.convert_frame", "FRAME_COMPILE_COUNTER")
 _counter: dict[object, int] | None = None
-# Module and name of the class of models that torch.compile returns.
 _OPTIMIZED = ("torch._dynamo.eval_frame", "OptimizedModule")
 
 
@@ -47,8 +46,5 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def _of_dynamo(module: str, name: str) -> object:
-    """Return an attribute of a TorchDynamo module; None if the module is not imported.
-
-    The module is not imported here, because that would take seconds.
-    """
+    """Return an attribute of a TorchDynamo module, whose import would take seconds; else None."""
     return getattr(sys.modules.get(module), name, None)

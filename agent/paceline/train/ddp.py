@@ -98,13 +98,11 @@ class CurrentStep:
         self.explained: Callable[[Exception], Exception] = lambda error: error
         # Function that is called before each forward pass with gradients enabled.
         self.forward: Callable[[], None] = lambda: None
-        # Number of wrapped models.
         self.models = 0
         # The running trial of `paceline.train.proof`; None if there is none.
         self.rehearsal: TrialHooks | None = None
         # The `id`s of parameters that an optimiser has stepped in this iteration of the loop.
         self.stepped_parameters: set[int] = set()
-        # Function that returns the parameters of the wrapped models.
         self.parameters: Callable[[], Iterable[nn.Parameter]] = list
 
     def enter(self, running: RunningStep | None) -> None:
@@ -218,12 +216,11 @@ class _Weighing:
         reduces_more: bool,
     ) -> None:
         self.current, self.model = current, model
-        # True if DDP starts another reduction after that of the last bucket, in the same pass.
+        # True if DDP starts another reduction after the last bucket's, in the same pass.
         self.reduces_more = reduces_more
         # The newest bucket whose reduction the script's thread waited for, and a completed future
         # whose value is that bucket.
         self._waited: tuple[torch.Tensor, Future[torch.Tensor]] | None = None
-        # True if the backward pass has begun to reduce buckets.
         self.reducing = False
         self._group = group
         # Options of a reduction that does not block. Each call copies them, so they can be reused.
@@ -438,11 +435,7 @@ class WeightedDDP(DistributedDataParallel):
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
-        """Refuse DistributedDataParallel, which reads this attribute of the module that it wraps.
-
-        The outer DistributedDataParallel would replace the weighted mean over ranks by the plain
-        mean.
-        """
+        """Refuse DistributedDataParallel, which reads this attribute of the module it wraps."""
         raise PacelineError(
             "session.wrap has already wrapped this model, and DistributedDataParallel around it "
             "would reduce its gradients again, unweighted: remove DistributedDataParallel, and any "

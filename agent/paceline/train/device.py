@@ -166,7 +166,6 @@ class Device:
         return emulation.rank_s(self._rank, step, batch, threads)
 
     def _take_threads(self, wanted: int) -> None:
-        """Set the number of CPU threads; 0 restores the script's own number."""
         if wanted == 0:
             if self._own_threads is None:
                 return

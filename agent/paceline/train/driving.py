@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPT = "PACELINE_ATTEMPT"
 _EMULATE = "PACELINE_EMULATE"
-# Variables for all ranks, on any node.
 _EVERYWHERE = (
     *("PACELINE_RUN", "PACELINE_BUS", "PACELINE_KEY", "PACELINE_SPOOL_BYTES"),
     *("PACELINE_FIRST_ATTEMPT", _ATTEMPT, _EMULATE),

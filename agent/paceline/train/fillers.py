@@ -31,7 +31,6 @@ class Current(Protocol):
     """The attributes of `ddp.CurrentStep` that this module uses."""
 
     world: int
-    # True during a collective that Paceline itself calls, not the script.
     reduces: bool
 
 

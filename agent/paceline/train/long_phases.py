@@ -21,7 +21,7 @@ Activity: TypeAlias = tuple[int, Phase]
 
 
 class PhaseMonitor:
-    """Monitor of the phases of this rank; another thread calls `look` a few times a second."""
+    """Monitor of the phases of this rank; another thread calls `look`."""
 
     def __init__(
         self,

@@ -49,7 +49,6 @@ class Loop(TrainingState):
 
     def __init__(self, context: RunContext, startup: Startup) -> None:
         super().__init__(context, startup)
-        # True if the newest loop over the loader ran to its end.
         self._ran_out = False
         self._checkpoints: Checkpoints | None = None
         self._add(*made(self, self.close))
@@ -60,8 +59,6 @@ class Loop(TrainingState):
     def _add(self, *features: Feature) -> None:
         self.features = in_order([*self.features, *features])
         self.on = Hooks(self.features)
-
-    # Methods for the session, before training and at its end.
 
     def save_with(self, saver: Saver) -> None:
         """Save with `saver`, and resume from its newest checkpoint. Call before the first step."""
@@ -103,8 +100,6 @@ class Loop(TrainingState):
     def _disconnect(self) -> None:
         for disconnect in self.on.disconnect:
             disconnect()
-
-    # Methods for the loader.
 
     def begin_epoch(self, lookahead: int) -> bool:
         """Begin the next epoch; return True if it has steps.
@@ -175,7 +170,7 @@ class Loop(TrainingState):
             raise self.current.explained(error) from error
 
     def begin_step(self, step: LocalStep, data_s: float) -> bool:
-        """Begin a step whose batch is loaded, for which the script waited `data_s` seconds.
+        """Begin a step whose batch is loaded; the script waited `data_s` seconds for the batch.
 
         Return True if the loop's body must run on the batch. Otherwise another rank has taken the
         batch over, or this rank has no batch in the step, and the step is done on this rank. `step`

@@ -1,10 +1,8 @@
 """A rank's access to data that is stored on nodes.
 
-At a session's start, `settle` finds out which ranks share a node's directory, and which samples
-each node has. `settle` returns None unless the data set is a `paceline.data.Sharded`. Otherwise
-`settle` returns the rank's `NodeData`, which passes the node's shards of the plan to the
-prefetcher, counts the samples of batches that were not on the node (misses), and sends a record of
-each epoch to the control plane.
+At a session's start, `settle` returns the rank's `NodeData`, which passes the node's shards of the
+plan to the prefetcher, counts the samples of batches that were not on the node (misses), and sends
+a record of each epoch to the control plane.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ class Loaded(NamedTuple):
 
 
 class Counting:
-    """A collate function that also returns the batch's misses: samples that were not on the node.
+    """A collate function that also returns the batch's misses.
 
     The misses counted since the previous call are those of this batch, because a process loads and
     collates its batches one after the other.
@@ -100,7 +98,7 @@ class NodeData(Feature):
         self._data.take_misses()
 
     def loaded(self, batch: Loaded, data_s: float) -> Any:
-        """Count a batch's misses and return the batch, for which the script waited `data_s` s."""
+        """Count a batch's misses and return the batch; the script waited `data_s` s for it."""
         misses = Misses(*batch.misses)
         self._misses += misses
         waited_s = min(data_s, misses.waited_s)

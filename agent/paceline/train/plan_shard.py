@@ -3,7 +3,7 @@
 For each segment, the leader stores a `PlanShard` for each rank in the ranks' store. Most fields
 that differ between steps are lists with an entry for each step. The leader encodes shards for
 thousands of ranks, and lists encode faster than one object for each step. The follower reads the
-shard and makes a `LocalStep` for each step. `Session.batch` returns a `Batch` to the script.
+shard and makes a `LocalStep` for each step.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class LocalStep(msgspec.Struct, frozen=True):
     synchroniser: Synchronisation = ALLREDUCE
     # True for the last step of its segment.
     last: bool = False
-    # True for the last step of its epoch.
     epoch_end: bool = False
     # The first step of this step's segment, and the first step after that segment.
     segment_first: int = 0

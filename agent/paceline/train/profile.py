@@ -111,7 +111,6 @@ def unreduced(models: Iterable[Wrapped]) -> Iterator[None]:
 
 @contextmanager
 def _unstepped(models: Iterable[Wrapped]) -> Iterator[None]:
-    """Raise a PacelineError if an optimiser steps wrapped models in this context."""
     ours = {id(parameter) for model in models for parameter in model.parameters()}
 
     def refuse(optimiser: torch.optim.Optimizer, *_: Any) -> None:
@@ -285,7 +284,7 @@ def limits_of(
     `given` has one limit for each rank, or one for all, or none.
 
     Raises:
-        ValueError: the number of the user's limits is wrong, or nothing fits into a rank's memory.
+        ValueError: the number of the user's limits is wrong, or a limit is 0 with `micro_batches`.
         PacelineError: the ranks together cannot hold a global batch.
     """
     if len(given) not in (0, 1, world):

@@ -512,7 +512,6 @@ class _WithoutDropout(TorchFunctionMode):
 class Loading(Protocol):
     """The members of the session's loader that this module uses."""
 
-    # The result of the check; None before the check.
     answer: ProofResult | None
 
     def samples(self, indices: list[int]) -> list[Any]:
@@ -629,7 +628,6 @@ class Rehearsal:
             self._state.waits_in_proof = False
 
     def _prepared(self) -> Judge:
-        """Choose samples and return a judge; a NotProvableError means that no check is possible."""
         context, startup = self._state.context, self._state.startup
         terms = context.terms
         modules = [module for model in self._models for module in model.modules()]
@@ -797,8 +795,6 @@ class Rehearsal:
                 parameter.grad = gradient
 
     def _noting(self, backward: Any) -> Any:
-        """Return a wrapper of `backward` that adds its gradients to this trial's sketches."""
-
         def noting(*args: Any, **kwargs: Any) -> None:
             # A nested pass is a part of an outer pass, and the outer pass adds its gradients.
             if self._depth:

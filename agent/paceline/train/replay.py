@@ -148,9 +148,7 @@ class _Body:
         self._loop: ast.For | None = None
         self._file = ""
         self._names: dict[str, Any] = {}
-        # Function that converts a batch to the value of the loop's target.
         self._item: Any = None
-        # Number of backward passes in this trial.
         self._passes = 0
         # Number of backward passes in the functions that the current statement calls.
         self._inside = 0

@@ -162,7 +162,6 @@ class Emitter:
     def _collect(self) -> list[Message | threading.Event]:
         """Return the queued messages, with the records of each kind joined to batches, in order."""
         messages: list[Message | threading.Event] = []
-        # The newest batch of each kind of record.
         steps: list[StepRecord] = []
         metrics: list[MetricRecord] = []
         rounds: list[RoundRecord] = []

@@ -54,7 +54,6 @@ class TrainingState:
         self.wiring: Wiring | None = None
         self.features: list[Feature] = []
         self.on = Hooks(self.features)
-        # The newest finished iterations of the script's loop.
         self._finished: deque[RunningStep] = deque(maxlen=2)
         # Evaluations that the script reported before the first iteration.
         self._evaluations: list[Evaluation] = []

@@ -94,7 +94,6 @@ class RunningStep:
         self.step_s = 0.0
         self.ended_at = 0.0
         self._clock: Any = clock
-        # True if the host's clock times the step.
         self.on_cpu = isinstance(clock, CpuClock)
         self._hold_s = hold_s
         self._loss: Value | None = None

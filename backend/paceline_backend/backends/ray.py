@@ -45,7 +45,6 @@ from paceline_backend.store.new_runs import NewRun
 # needed to avoid machines.
 _LEAST = (2, 49)
 _SUBMIT_S = 15.0
-# Key of the label in a job's metadata.
 _LABEL = "paceline"
 # Seconds between SIGTERM and SIGKILL for a driver. Ray's default of 3 s is too short for the nodes.
 _STOP_WAIT_S = int(ray_driver.NODE_LEAVE_S) + 15

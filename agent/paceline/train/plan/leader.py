@@ -259,7 +259,6 @@ class Leader:
             time.sleep(0.01)
 
     def _present(self) -> list[tuple[Store, int]]:
-        """Return the other ranks that have not left, and the stores that they read."""
         others = [(store, rank) for store in self._stores for rank in range(self._world)][1:]
         return [(store, rank) for store, rank in others if not store.check([left_key(rank)])]
 
