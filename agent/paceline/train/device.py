@@ -198,7 +198,6 @@ def flops(device: torch.device, hold: Callable[[float], None]) -> float | None:
                 _multiply(factor, product)
                 hold(start)
                 done, ended = done + 1, time.perf_counter()
-    # The device may be out of memory, or have no kernel for half precision.
     except RuntimeError as error:
         logger.warning("the FLOP/s of %s could not be measured: %s", device, error)
         return None

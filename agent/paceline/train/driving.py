@@ -106,8 +106,8 @@ def variables_of(
 ) -> list[dict[str, str]]:
     """Return the variables of each rank, [W].
 
-    W is the number of ranks. `given` is the result of `of_driver`. `starts` is the number of
-    earlier starts of the ranks; each start is an attempt.
+    `given` is the result of `of_driver`. `starts` is the number of earlier starts of the ranks;
+    each start is an attempt.
     """
     alone = [_picked(given, _EMULATE)] * len(ranks)
     if "PACELINE_RUN" not in given:

@@ -1,7 +1,7 @@
 """Loader of `Session.loader`: a DataLoader whose batches follow the plan.
 
-The script iterates over the `Loader`, once per epoch. The loader calls `loop.Loop` around each
-iteration of the script's loop, in the order that `Loop` documents.
+The loader calls `loop.Loop` around each iteration of the script's loop, in the order that `Loop`
+documents.
 """
 
 from __future__ import annotations

@@ -35,7 +35,6 @@ class PhaseMonitor:
         self._activity = activity
         self._clock = clock
         self._last: Activity | None = None
-        # Times at which the phase began, and at which the phase's next report is due.
         self._began = self._due = 0.0
 
     def look(self) -> LongPhase | None:

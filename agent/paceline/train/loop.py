@@ -1,7 +1,6 @@
 """Training loop of a rank: Paceline's work around each iteration of the script's loop.
 
-The session makes the `Loop`. The loader calls it around each iteration of the script's loop. This
-module has plain training: the plan's steps, the gate (`sync.gate.SyncGate`) at which ranks
+This module has plain training: the plan's steps, the gate (`sync.gate.SyncGate`) at which ranks
 synchronise, the statistics of BatchNorm layers, and the parts in `wiring`, which are made in the
 loader's first iteration and released by `close`. Everything optional is a feature
 (`feature.Feature`), whose hooks the loop calls. The loop also calls two features directly:
@@ -102,10 +101,7 @@ class Loop(TrainingState):
             disconnect()
 
     def begin_epoch(self, lookahead: int) -> bool:
-        """Begin the next epoch; return True if it has steps.
-
-        `lookahead` is the number of steps that the loader fetches before training reaches them.
-        """
+        """Begin the next epoch; return True if it has steps."""
         self.refuse_closed()
         for before_epoch in self.on.before_epoch:
             before_epoch()
@@ -173,8 +169,7 @@ class Loop(TrainingState):
         """Begin a step whose batch is loaded; the script waited `data_s` seconds for the batch.
 
         Return True if the loop's body must run on the batch. Otherwise another rank has taken the
-        batch over, or this rank has no batch in the step, and the step is done on this rank. `step`
-        is this rank's step, as planned or as `WorkSharing.take_over` returned it.
+        batch over, or this rank has no batch in the step, and the step is done on this rank.
         """
         assert self.wiring is not None
         for begin_step in self.on.begin_step:

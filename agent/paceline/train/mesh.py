@@ -8,8 +8,6 @@ groups, and the first of them is the leader::
 
     startup = laned(start_up(…), mesh)  # by `Session`; `mesh` is the data-parallel part
     startup.lanes.members           # ranks of this rank's group, as numbered in the process group
-
-A group's step time is that of its slowest rank: `GroupTimes` exchanges the times of its ranks.
 """
 
 from __future__ import annotations
@@ -132,7 +130,6 @@ class GroupTimes:
 
     def __init__(self, lanes: Lanes) -> None:
         self._group, self._lanes = lanes.of_members(), lanes
-        # For each rank of the group: the number of steps in which it was the slowest.
         self._slowest: Counter[int] = Counter()
 
     def send(self, data_s: float, compute_s: float) -> PendingTimes:

@@ -130,14 +130,12 @@ class PlanShard(msgspec.Struct, frozen=True, array_like=True):
     epoch_end: bool
     squares: list[float] = []  # [steps] Σλ² over the step's samples of size λ
     longest: list[float] = []  # [steps] max λ
-    # Number of CPU threads to use; 0: the script's own number.
     threads: int = 0
     # True if no further segments follow this entry.
     stop: bool = False
     synchroniser: Synchronisation = ALLREDUCE
     # True, together with `stop`, if the ranks' processes must end because nodes join or leave.
     reform: bool = False
-    # True if ranks take batches of the segment over from each other.
     pooled: bool = False
     # The micro-batches of each step, [steps]; empty: each step is computed in one pass.
     micro: list[list[MicroBatch]] = []

@@ -57,16 +57,11 @@ class Emitter:
     `record` and `send` never block. The training thread calls both methods; a thread that exchanges
     gradients may call `record`. Each message is delivered at least once, unless it is counted as
     lost. A thread's records of one kind are sent in their order, and before later messages of that
-    thread; only an outage of the bus changes this order. Messages that neither bus nor spool
-    accepts stay in memory.
+    thread; only an outage of the bus changes this order.
 
     Args:
-        run: public run id.
-        bus: Redis URL; None: all messages go to the spool.
-        spool: stores messages that the bus does not accept; None: they stay in memory until
-            `close`.
+        run, bus, spool, stream: see `Sink`.
         memory: measures the memory in use, in bytes; the thread calls it every `FLUSH_S`.
-        stream: name of the bus's stream to write to.
         long_phase: returns a report of a long phase, or None; the thread calls it at every flush.
     """
 

@@ -1,8 +1,6 @@
 """Start-up of a session's ranks: rank 0 broadcasts its store's address, and all ranks connect.
 
-`Session` calls `start_up` on every rank. The result, a `Startup`, has what ranks share while they
-train: the store, the key that signs pickles in the store, and on rank 0 the samples' sizes. If a
-rank fails, every rank raises an error.
+`Session` calls `start_up` on every rank. If a rank fails, every rank raises an error.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ REACH = timedelta(seconds=30)
 _KEY_BYTES = 32
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
-# Types of errors in the user's arguments. All ranks raise these errors with the same type.
+# Types of errors in the user's arguments.
 _KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (TypeError, ValueError, PacelineError)
 }
@@ -47,8 +45,7 @@ _KINDS: dict[str, type[Exception]] = {
 class Lanes:
     """Lanes of a mesh, for one rank; see `paceline.train.mesh`.
 
-    A group has S ranks that get the same samples; there are W groups. A lane has one rank of each
-    group: the ranks with the same index in their groups.
+    A group has S ranks that get the same samples; there are W groups.
     """
 
     # Ranks of the process group, by lane and by group, [S, W].
@@ -215,9 +212,9 @@ def introduce(
 ) -> list[RankDevice]:
     """Return the ranks' devices, [W]. Each rank calls this once, when it wraps its first model.
 
-    W is the number of ranks. The ranks measure their speed in a trial only if their devices' names
-    do not show how the speeds compare. `trial` measures and returns this rank's FLOP/s, or None on
-    failure. Only rank 0's `may_try` counts: it is True if a control plane uses the results.
+    The ranks measure their speed in a trial only if their devices' names do not show how the speeds
+    compare. `trial` measures and returns this rank's FLOP/s, or None on failure. Only rank 0's
+    `may_try` counts: it is True if a control plane uses the results.
     """
     words = gathered(startup.world, (own, may_try), startup.group)
     devices = [device for device, _ in words]

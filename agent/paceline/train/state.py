@@ -45,9 +45,7 @@ class TrainingState:
         self.statistics = RunningStatistics(self.current, self.gate.models)
         self.progress = TrainingProgress(context)
         self.findings = Findings()
-        # The number of checks of the loss that have begun.
         self.proofs = 0
-        # True while this rank waits for other ranks in a check of the loss.
         self.waits_in_proof = False
         # The leader, follower and reporter of the rank; None before the loader's first iteration
         # and after `close`.

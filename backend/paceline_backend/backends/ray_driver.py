@@ -139,7 +139,6 @@ def keep(settings: dict[str, Any], number: int, parent: int, host: str) -> int:
     """Run the keeper: start the node, forward SIGTERM, and kill a node that does not leave.
 
     Args:
-        settings: settings of the job.
         number: index of the bundle.
         parent: PID of the actor's worker process. When this process dies, the node must leave.
         host: Ray's id of the machine.

@@ -126,8 +126,7 @@ class Fetcher:
     """Queue of one rank's shards, in the order of their segments. Call `close` at the end.
 
     A thread fills the queue. It has its own connection to the store, because a call that waits
-    blocks all others on its connection. The thread calls `on_node` with each segment's shard for
-    this rank's node.
+    blocks all others on its connection.
     """
 
     def __init__(
@@ -141,7 +140,6 @@ class Fetcher:
         self._rank = rank
         self._wait_s = store.timeout.total_seconds()  # type: ignore[attr-defined]
         self._shards: SimpleQueue[PlanShard | Exception] = SimpleQueue()
-        # The segment whose shard the thread fetches.
         self._segment = 0
         self._changed = threading.Condition()
         self._epoch = -1

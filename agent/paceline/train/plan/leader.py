@@ -559,7 +559,6 @@ def cut_steps(
         counts: number of samples in each step, [steps].
         loads: total size of the samples in each step, [steps].
         sizes: size λ of each sample, [N].
-        terms: the run's terms.
     """
     by_tokens = terms.token_budget is not None
     amounts = (loads if by_tokens else counts).tolist()
