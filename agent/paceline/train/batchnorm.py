@@ -1,10 +1,9 @@
 """BatchNorm for wrapped models, whose local batches are uneven and sometimes empty.
 
 `adapt` changes a model's layers in place: a layer stays the same object, with its parameters,
-buffers and hooks, and only its class changes. Copies and pickles of the layer have its original
-class. `Synchronised` layers normalise by the whole global batch, `LocalBatchNorm` layers by each
-rank's own batch. `RunningStatistics` averages the running statistics of local layers over the
-ranks. `Session.wrap` calls `adapt`, and the training loop calls `agree`::
+buffers and hooks, and only its class changes. `Synchronised` layers normalise by the whole global
+batch, `LocalBatchNorm` layers by each rank's own batch. `Session.wrap` calls `adapt`, and the
+training loop calls `agree`::
 
     adapt(model, "sync", current)  # before DistributedDataParallel sees the model
     statistics = RunningStatistics(current, models)
@@ -185,8 +184,7 @@ class _AnyDimension(_BatchNorm):
 def shares_statistics(model: nn.Module, batchnorm: str | None = None) -> bool:
     """Return whether BatchNorm makes ranks wait for each other in this model's forward pass.
 
-    The model need not be adapted yet: `batchnorm` is the value that `adapt` will get as `how`. With
-    "sync", all BatchNorm layers of the model make ranks wait.
+    The model need not be adapted yet: `batchnorm` is the value that `adapt` will get as `how`.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
     return any(batchnorm == "sync" or is_shared(layer) for layer in layers)

@@ -1,7 +1,7 @@
 """Counts recompilations by torch.compile, and detects compiled models.
 
 Recompilations are read from TorchDynamo's private counter; without the counter, no recompilations
-are counted. A test fails for each version of torch that lacks the counter.
+are counted.
 """
 
 from __future__ import annotations

@@ -70,10 +70,7 @@ def uncounted(module: nn.Module, current: Current) -> Iterator[None]:
 
 
 def kept_tensors(places: Iterable[dict[str, Any]]) -> Callable[[], None]:
-    """Save the tensors in some dictionaries; return a function that restores them.
-
-    The function restores the dictionaries' entries and the values of the tensors.
-    """
+    """Save the tensors in some dictionaries; return a function that restores them."""
     kept = [(of, {k: v for k, v in of.items() if v is None or _is_state(v)}) for of in places]
     values = [(v, v.detach().clone()) for _, of in kept for v in of.values() if v is not None]
 

@@ -124,8 +124,7 @@ class GroupTimes:
     """Exchange of step times among the ranks of a group. Not thread-safe.
 
     The ranks of a group wait for each other within their forward and backward passes, and each rank
-    measures these waits as computing. So the times of a group's ranks are nearly equal. The rank
-    that has its gradients last is the slowest.
+    measures these waits as computing. The rank that has its gradients last is the slowest.
     """
 
     def __init__(self, lanes: Lanes) -> None:

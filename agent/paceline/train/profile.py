@@ -1,7 +1,7 @@
 """Profiling phase before training: times by batch size, and memory limits (paper LBB, Alg. 1).
 
-`Session.profile` calls `profile_ranks` on every rank. `Limits` are the numbers of samples, or the
-total sizes, that fit into each rank's memory, according to the user or to profiles.
+`Limits` are the numbers of samples, or the total sizes, that fit into each rank's memory, according
+to the user or to profiles.
 """
 
 from __future__ import annotations

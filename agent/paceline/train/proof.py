@@ -544,7 +544,7 @@ class Rehearsal:
         self._sums: list[Tensor] = []
         # The `id`s of models that have a gradient in this trial.
         self._trained = set[int]()
-        # The nesting depth of backward passes. Activation checkpointing nests backward passes.
+        # Activation checkpointing nests backward passes.
         self._depth = 0
         self._samples: dict[int, Any] = {}
         # True if a forward pass ran in half precision.

@@ -186,7 +186,7 @@ class Emitter:
 
 
 class Reporter:
-    """Maker of the records of a rank's finished steps. The training thread passes it the steps.
+    """Maker of the records of a rank's finished steps.
 
     The emitter's thread makes the records, which saves the training thread a few dozen µs a step.
     In two cases the training thread makes them itself. Ranks of a group (`Session(mesh=…)`) must

@@ -1,8 +1,7 @@
 """`Session`, the API that a training script uses.
 
-A script makes a `Session` on each rank, gets its batches from `Session.loader` and wraps its model
-with `Session.wrap`. The session checks the arguments, performs the ranks' start-up and makes a
-`loop.Loop`, to which its methods delegate.
+The session checks the arguments, performs the ranks' start-up and makes a `loop.Loop`, to which its
+methods delegate.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Start-up of a session's ranks: rank 0 broadcasts its store's address, and all ranks connect.
 
-`Session` calls `start_up` on every rank. If a rank fails, every rank raises an error.
+`Session` calls `start_up` on every rank.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def one_of(groups: list[list[int]], mine: list[int], **options: Any) -> dist.Pro
 
 @dataclass(frozen=True)
 class Startup:
-    """State that the ranks share after their start-up. The sizes stay on rank 0."""
+    """State that the ranks share after their start-up."""
 
     rank: int
     world: int
@@ -290,8 +290,8 @@ def _raise(rank: int, word: dict[str, Any]) -> NoReturn:
 def place() -> str:
     """Return an ID of this machine and network: processes with equal IDs share a loopback device.
 
-    The ID consists of the kernel's boot ID and the network namespace. Host names are not unique:
-    cloned machines share a name, and a container may use its host's name.
+    Host names are not unique: cloned machines share a name, and a container may use its host's
+    name.
     """
     try:
         network = str(_NETWORK.readlink())

@@ -214,9 +214,7 @@ def warn_of_restarts(
 ) -> None:
     """Warn on rank 0 that a restart of a run without `Session.checkpoint` loses all progress.
 
-    Do not warn if the script saves checkpoints (`saves`) or has loaded a state itself. With
-    `streams`, the data is a stream, which `Session.checkpoint` does not support, so the warning
-    suggests another way.
+    Do not warn if the script saves checkpoints (`saves`) or has loaded a state itself.
     """
     if rank > 0 or saves or start.used is not None:
         return

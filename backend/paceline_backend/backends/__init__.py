@@ -1,10 +1,10 @@
 """Training backends, which start the processes of runs.
 
-`Backend` is the interface of all backends. `local` starts a run through the agents of nodes.
-`simulated` starts no processes, because `paceline simulate` drives its runs. `adopted` launches a
-run on nodes that a user has started for this run. An `Engine`, such as `slurm`, submits jobs, each
-of which starts nodes for a single run. Each backend has a module, and is registered in the
-entry-point group ``paceline.backends``, to which other packages can add backends.
+`local` starts a run through the agents of nodes. `simulated` starts no processes, because `paceline
+simulate` drives its runs. `adopted` launches a run on nodes that a user has started for this run.
+An `Engine`, such as `slurm`, submits jobs, each of which starts nodes for a single run. Each
+backend has a module, and is registered in the entry-point group ``paceline.backends``, to which
+other packages can add backends.
 
 `requests.launch` validates a new run, records it and starts it, for example on one node:
 

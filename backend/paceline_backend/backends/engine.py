@@ -41,7 +41,7 @@ class EngineAwayError(PacelineError):
 
 
 class EngineRefusedError(PacelineError):
-    """The engine permanently refuses a job. The message gives the reason."""
+    """The engine permanently refuses a job."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -29,7 +29,7 @@ _START_AGENTS = "start one with `paceline agent` on the machine that should trai
 
 
 class Local:
-    """`Backend` of runs on one or several nodes with agents. Controllers plan the runs."""
+    """`Backend` of runs on one or several nodes with agents."""
 
     name: ClassVar[str] = "local"
     plans_itself: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Interpretation of the API server's lists of Jobs, pods and events. All functions are pure."""
+"""Interpretation of the API server's lists of Jobs, pods and events."""
 
 from __future__ import annotations
 
