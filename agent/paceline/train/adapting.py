@@ -21,7 +21,6 @@ from paceline.train.session import Session
 
 # Options that an adapter passes to Session and Session.wrap.
 OPTIONS = {"sizes", "seed", "loss_mean", "coast_steps", "limits", "shapes", "batchnorm"}
-# Options of the script's DataLoader that the adapter passes on to `Session.loader`.
 _LOADING = [
     "num_workers",
     "collate_fn",
@@ -32,7 +31,6 @@ _LOADING = [
     "prefetch_factor",
     "persistent_workers",
 ]
-# Session options that an adapter refuses, with the reasons.
 _DECIDED = {
     "global_batch": "it follows from the framework's batch size and the number of ranks",
     "token_budget": "the framework decides how many samples a batch has",

@@ -198,7 +198,7 @@ def is_shared(layer: _BatchNorm) -> bool:
 def refusal(layer: nn.Module, batchnorm: str | None) -> str | None:
     """Return why a layer cannot be synchronised, worded to follow the layer's name.
 
-    Return None if it can be, or if `batchnorm` does not require it.
+    Return None if the layer can be synchronised, or need not be with this `batchnorm`.
     """
     if not isinstance(layer, _BatchNorm):
         return None

@@ -3,9 +3,9 @@
 Rank j has n_j samples of total size Λ_j, and g_j is the gradient of its mean loss. The update is
 Σ_j w_j g_j with w_j = n_j/Σn or Λ_j/ΣΛ (CHRONICA Alg. 4, Eq. 7): the mean gradient over the global
 batch, as a single process would compute it. With `loss_mean="ranks"`, w_j = 1/M. Ranks compute this
-sum as the mean of M w_j g_j over the M ranks. Once reduced, a gradient is equal on all ranks. If a
-script adds new gradients to it and the sum is reduced again, the mean over ranks leaves the part
-reduced earlier unchanged.
+sum as the mean of M w_j g_j over the M ranks. A reduced gradient is equal on all ranks. So if a
+script adds new gradients to it, and the sum is reduced again, the mean over ranks does not change
+the part that was reduced before.
 """
 
 # No `from __future__ import annotations`: DDP checks the hook's annotations, but rejects strings.

@@ -14,7 +14,6 @@ _APART = (
     "ranks of a group need the same samples, but each rank would read its own; give data that each "
     "rank can read by index"
 )
-# For each pair of options: why they cannot be combined, and the fix.
 _PAIRS = {
     ("uneven_steps", "micro_batches"): "leave one out",
     ("loss_mean='ranks'", "micro_batches"): "the weight of a micro-batch in such a loss is "

@@ -51,8 +51,6 @@ class _Batches(Sampler[list[int]]):
 
 
 class _Seeded(Dataset[Any]):
-    """Data set whose samples draw their random numbers from generators seeded by sample."""
-
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 

@@ -27,7 +27,6 @@ from paceline.wire import NOWHERE, DataEpoch, Message, Shards
 
 # Minimum duration in seconds of a wait for reads from the source, for the wait to be counted.
 _LEAST_WAIT_S = 1e-3
-# Maximum number of characters of a node's name if no launcher gives one.
 _LONGEST_NODE_NAME = 200
 
 

@@ -143,7 +143,6 @@ class ProofResult(msgspec.Struct, frozen=True):
     # Relative difference from the gradient of ``whole`` with local batches of equal size; None: it
     # was not measured.
     equal: float | None = None
-    # Duration of the check in seconds.
     cost_s: float = 0.0
 
 
@@ -359,8 +358,8 @@ def arranged(
 ) -> Arrangements:
     """Choose the samples of the trial batches, so that each fits into the ranks' memory.
 
-    The largest local batch has four quarters (see `Arrangements`). If a rank has at least as many
-    samples in an equal split of a step, samples of usual sizes are chosen. Otherwise smaller
+    The largest local batch has four quarters (see `Arrangements`). If an equal split of a step
+    gives a rank at least as many samples, samples of usual sizes are chosen. Otherwise smaller
     samples are chosen, so that the trials need no more memory than a step.
 
     `sizes` are the sizes λ of the data set's N samples, [N]. `sort` selects and sorts samples: one
@@ -960,7 +959,6 @@ def _shapes(value: Any) -> str:
 
 
 def _kept_attributes(modules: Sequence[nn.Module]) -> Callable[[], None]:
-    """Save the modules' numbers, strings and lists; return a function that restores them."""
     kept = [(m, {k: v for k, v in vars(m).items() if isinstance(v, _PLAIN)}) for m in modules]
     lists = [(v, list(v)) for m in modules for v in vars(m).values() if isinstance(v, list)]
 

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Maximum number of nested function calls that are checked.
 _DEEPEST_CALLS = 6
 _IMMUTABLE = (int, float, complex, str, bytes, bool, tuple, frozenset, type(None))
 _REFUSED_BUILTINS = {"next", "input", "open", "exec", "eval", "setattr", "delattr", "print"}
@@ -376,7 +375,6 @@ def _made(statement: ast.stmt, local: set[str]) -> set[str]:
 
 
 def _root(expression: ast.expr) -> str | None:
-    """Return the name at the start of a chain of attributes and subscripts."""
     while isinstance(expression, ast.Attribute | ast.Subscript | ast.Starred):
         expression = expression.value
     return expression.id if isinstance(expression, ast.Name) else None

@@ -87,7 +87,6 @@ class Emitter:
         # Time of the next measurement. PyTorch takes 150 µs to measure memory on a GPU, so the
         # thread does not do it at every wake-up.
         self._measure_at = 0.0
-        # Number of records lost because the queue was full.
         self.overflowed = 0
         self._thread = threading.Thread(target=self._work, name="paceline-telemetry", daemon=True)
         self._thread.start()
@@ -281,7 +280,6 @@ class Reporter:
         self._report_sent(1)
 
     def _report_sent(self, most: int) -> None:
-        """Report steps with the group's times, except the newest `most` steps."""
         while self._times is not None and len(self._sent) > most:
             running, record, sent = self._sent.popleft()
             self._report(running, self._times.slowest(record, sent))

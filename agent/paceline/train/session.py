@@ -64,7 +64,6 @@ from paceline.wire import Evaluation
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-# The sessions of this process that may be open.
 _open: WeakSet[Session] = WeakSet()
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
@@ -297,8 +296,8 @@ class Session:
     ) -> torch.Generator:
         """Return a sample's random generator in the current epoch, for the loop's body.
 
-        The arguments are those of `paceline.generator`, which is for data sets. The random numbers
-        are different.
+        The arguments are as for `paceline.generator`, which is for data sets, but the random
+        numbers differ.
         """
         seed, epoch = self._loop.context.terms.seed, self._loop.progress.epoch
         return torch_generator(sequence_of(seed, epoch, index, Use.LOOP, stream), device)

@@ -65,7 +65,6 @@ class TrainingState:
         self.is_out_of_step: Callable[[], bool] = lambda: False
         # An error that Python would swallow. The next use of the session raises it.
         self.failure: PacelineError | None = None
-        # The value of `stopped` when the session was closed.
         self._stopped = False
         self.closed = False
 

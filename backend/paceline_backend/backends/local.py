@@ -49,7 +49,7 @@ class Local:
         """Return the node that the run names, or the least busy nodes that answer.
 
         Cordoned nodes, spares of other runs and nodes that an engine started for one run get no
-        other run, even if the run names them.
+        other run, even if a run names them.
         """
         alive = [node for node in nodes if node["alive"]]
         free = [node for node in alive if taken(node) is None]

@@ -194,7 +194,6 @@ def _check_environment(given: Mapping[str, Any]) -> None:
 
 
 def _label(row: Mapping[str, Any]) -> str:
-    """Return a job's label, or an empty string if the job is not a job of Paceline."""
     metadata = row.get("metadata") or {}
     return str(metadata.get(_LABEL, "")) if row.get("submission_id") else ""
 

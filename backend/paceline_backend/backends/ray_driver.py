@@ -4,8 +4,8 @@
 not have Paceline installed. The driver requests a placement group with one bundle on each node, all
 at once or none. An actor in each bundle starts a keeper, which starts ``paceline node``.
 
-Why the keeper is a separate process: when a worker of Ray ends, Ray sends SIGKILL to the worker's
-children. If this kills the keeper, the kernel sends SIGTERM to the node (see ``prctl`` in `keep`),
+The keeper is separate from the node, because Ray sends SIGKILL to the children of a worker that
+ends. If SIGKILL ends the keeper, the kernel sends SIGTERM to the node (see ``prctl`` in `keep`),
 and the node leaves its run cleanly.
 """
 
