@@ -46,5 +46,8 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def _of_dynamo(module: str, name: str) -> object:
-    """Return an attribute of a TorchDynamo module, whose import would take seconds; else None."""
+    """Return an attribute of a TorchDynamo module; None if the module is not imported.
+
+    The module is not imported here, because that would take seconds.
+    """
     return getattr(sys.modules.get(module), name, None)

@@ -112,7 +112,7 @@ class Loader:
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
 
     def typical(self, samples: int) -> Any:
-        """Return a batch for `Session.profile`; its samples are quantiles of the data set by size.
+        """Return a batch for `Session.profile`, whose samples' sizes are quantiles of all sizes.
 
         A repeated call with the same number returns the same batch, so that timing it again does
         not measure reading. Samples repeat if the data set has fewer than `samples` samples.

@@ -41,7 +41,7 @@ class Loaded(NamedTuple):
 
 
 class Counting:
-    """A collate function that also returns the batch's misses.
+    """A collate function that also returns the batch's misses: samples that were not on the node.
 
     The misses counted since the previous call are those of this batch, because a process loads and
     collates its batches one after the other.
@@ -107,7 +107,7 @@ class NodeData(Feature):
         return batch.batch
 
     def left_epoch(self, epoch: int) -> None:
-        """Report the epoch's prefetched samples, and those that steps read from the source."""
+        """Report the numbers of samples that were prefetched and that were read from the source."""
         prefetcher, misses = self._prefetcher, self._misses
         moved = prefetcher.moved(epoch) if prefetcher is not None else None
         record = DataEpoch(

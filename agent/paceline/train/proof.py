@@ -543,7 +543,7 @@ class Rehearsal:
         self._sums: list[Tensor] = []
         # The `id`s of models that have a gradient in this trial.
         self._trained = set[int]()
-        # Activation checkpointing nests backward passes.
+        # Depth of nested backward passes; activation checkpointing nests them.
         self._depth = 0
         self._samples: dict[int, Any] = {}
         # True if a forward pass ran in half precision.

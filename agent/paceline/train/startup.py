@@ -290,8 +290,8 @@ def _raise(rank: int, word: dict[str, Any]) -> NoReturn:
 def place() -> str:
     """Return an ID of this machine and network: processes with equal IDs share a loopback device.
 
-    Host names are not unique: cloned machines share a name, and a container may use its host's
-    name.
+    Host names are only a fallback, because they are not unique: cloned machines share a name, and
+    a container may use its host's name.
     """
     try:
         network = str(_NETWORK.readlink())
