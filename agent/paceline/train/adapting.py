@@ -1,10 +1,7 @@
 """Parts shared by the adapters `paceline.accelerate`, `.transformers` and `.lightning`.
 
-A framework has a training loop of its own, and counts its epochs and steps itself. `DrivenLoader`
-is the loader that the framework's loop reads. The functions check the options that a script gives
-to an adapter, and read the options of the script's DataLoader and model. Only adapters may import
-this module: if a script's process has imported it, `paceline doctor` assumes that the script uses
-an adapter.
+Only adapters may import this module: if a script's process has imported it, `paceline doctor`
+assumes that the script uses an adapter.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ from paceline.train.session import Session
 
 # Options that an adapter passes to Session and Session.wrap.
 OPTIONS = {"sizes", "seed", "loss_mean", "coast_steps", "limits", "shapes", "batchnorm"}
-# Options of the script's DataLoader that the adapter passes on to `Session.loader`.
 _LOADING = [
     "num_workers",
     "collate_fn",
@@ -35,7 +31,6 @@ _LOADING = [
     "prefetch_factor",
     "persistent_workers",
 ]
-# Session options that an adapter refuses, with the reasons.
 _DECIDED = {
     "global_batch": "it follows from the framework's batch size and the number of ranks",
     "token_budget": "the framework decides how many samples a batch has",
@@ -65,7 +60,6 @@ class DrivenLoader:
         self.begins: Callable[[], None] | None = None
 
     def __len__(self) -> int:
-        """Return the number of steps of a whole epoch."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -118,7 +112,7 @@ class DrivenLoader:
 def checked(options: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str | None]:
     """Check an adapter's options; return those for `Session`, and `batchnorm` for `Session.wrap`.
 
-    `name` names the adapter in error messages. `batchnorm` is None if it is not given.
+    `name` names the adapter in error messages.
 
     Raises:
         TypeError: an option is unknown, or the framework sets it.

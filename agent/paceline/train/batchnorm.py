@@ -1,10 +1,9 @@
 """BatchNorm for wrapped models, whose local batches are uneven and sometimes empty.
 
 `adapt` changes a model's layers in place: a layer stays the same object, with its parameters,
-buffers and hooks, and only its class changes. Copies and pickles of the layer have its original
-class. `Synchronised` layers normalise by the whole global batch, `LocalBatchNorm` layers by each
-rank's own batch. `RunningStatistics` averages the running statistics of local layers over the
-ranks. `Session.wrap` calls `adapt`, and the training loop calls `agree`::
+buffers and hooks, and only its class changes. `Synchronised` layers normalise by the whole global
+batch, `LocalBatchNorm` layers by each rank's own batch. `Session.wrap` calls `adapt`, and the
+training loop calls `agree`::
 
     adapt(model, "sync", current)  # before DistributedDataParallel sees the model
     statistics = RunningStatistics(current, models)
@@ -157,7 +156,6 @@ def adapt(model: nn.Module, how: str, current: CurrentStep) -> None:
 
 
 def _original(layer: _BatchNorm) -> type[_BatchNorm]:
-    """Return the class that a layer had before any session adapted the layer."""
     return layer._original if isinstance(layer, Adapted) else type(layer)
 
 
@@ -165,10 +163,7 @@ _kinds: dict[tuple[type, type], type[Adapted]] = {}
 
 
 def _adapted(original: type[_BatchNorm], how: type[Adapted]) -> type[Adapted]:
-    """Return a subclass of `original` with the forward pass of `how`.
-
-    Calls with the same arguments return the same class.
-    """
+    """Return a subclass of `original` with the forward pass of `how`."""
     if (original, how) not in _kinds:
         # DistributedDataParallel refuses every subclass of SyncBatchNorm on the CPU, so the new
         # class has another base class.
@@ -189,8 +184,7 @@ class _AnyDimension(_BatchNorm):
 def shares_statistics(model: nn.Module, batchnorm: str | None = None) -> bool:
     """Return whether BatchNorm makes ranks wait for each other in this model's forward pass.
 
-    The model need not be adapted yet: `batchnorm` is the value that `adapt` will get as `how`. With
-    "sync", all BatchNorm layers of the model make ranks wait.
+    The model need not be adapted yet: `batchnorm` is the value that `adapt` will get as `how`.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
     return any(batchnorm == "sync" or is_shared(layer) for layer in layers)
@@ -204,7 +198,7 @@ def is_shared(layer: _BatchNorm) -> bool:
 def refusal(layer: nn.Module, batchnorm: str | None) -> str | None:
     """Return why a layer cannot be synchronised, worded to follow the layer's name.
 
-    Return None if it can be, or if `batchnorm` does not require it.
+    Return None if the layer can be synchronised, or need not be with this `batchnorm`.
     """
     if not isinstance(layer, _BatchNorm):
         return None
@@ -334,7 +328,7 @@ class Normalised(torch.autograd.Function):
             return None, *_cast(weight, of_weight, of_bias), None, None, None
         rank_weight = ctx.exchange.weight
         sums = torch.stack([of_bias, of_weight]).to(mean.dtype)
-        # A filler contributes zeros. Its sums times 0 could be NaN, because 0 · NaN is NaN.
+        # Do not multiply a filler's sums by 0, because 0 · NaN is NaN.
         sums = sums * rank_weight if rank_weight else torch.zeros_like(sums)
         ctx.exchange.add_up(sums)
         # A filler was left out of the statistics, so the gradient of its values is 0.
@@ -354,7 +348,6 @@ class Normalised(torch.autograd.Function):
 
 
 def _cast(weight: Tensor | None, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-    """Cast gradients of the affine parameters to the parameters' precision."""
     if weight is None:
         return tuple(None for _ in gradients)
     return tuple(gradient.to(weight.dtype) for gradient in gradients)
@@ -369,8 +362,7 @@ class RunningStatistics:
 
     def __init__(self, current: CurrentStep, models: Sequence[Wrapped]) -> None:
         self._current, self._models = current, models
-        # Number of samples that this rank has trained since the statistics were last averaged. The
-        # loop adds the samples of each iteration.
+        # The loop adds the samples of each iteration.
         self.samples = 0
 
     @property
@@ -430,7 +422,7 @@ def _average(tensors: list[Tensor], samples: int, group: dist.ProcessGroup | Non
         return
     device = tensors[0].device
     vector = torch.cat([tensor.flatten().to(device, torch.float64) for tensor in tensors])
-    # A rank without samples contributes zeros. Its values times 0 could be NaN: 0 · NaN is NaN.
+    # Do not multiply by 0, because 0 · NaN is NaN.
     vector = vector * samples if samples else torch.zeros_like(vector)
     vector = torch.cat([vector, vector.new_tensor([samples])])
     dist.all_reduce(vector, group=group)

@@ -1,7 +1,7 @@
 """Counts recompilations by torch.compile, and detects compiled models.
 
 Recompilations are read from TorchDynamo's private counter; without the counter, no recompilations
-are counted. A test fails for each version of torch that lacks the counter.
+are counted.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from torch import nn
 
 # Module and name of TorchDynamo's counter of compilations per frame.
 _COUNTER = ("torch._dynamo.convert_frame", "FRAME_COMPILE_COUNTER")
-# The counter itself, once TorchDynamo is imported.
 _counter: dict[object, int] | None = None
-# Module and name of the class of models that torch.compile returns.
 _OPTIMIZED = ("torch._dynamo.eval_frame", "OptimizedModule")
 
 

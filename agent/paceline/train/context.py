@@ -1,9 +1,9 @@
 """One object with what a rank knows about its run before the first step.
 
-`Session` makes a `RunContext` after the ranks' start-up. `session.profile` replaces its limits, and
-so does the loop if memory ran out in an earlier attempt. From the first step on, the context does
-not change. Objects that the ranks share while they train, such as their store, are in `Startup`
-instead, because they must be released when the session is closed.
+`session.profile` replaces the limits of a `RunContext`, and so does the loop if memory ran out in
+an earlier attempt. From the first step on, the context does not change. Objects that the ranks
+share while they train, such as their store, are in `Startup` instead, because they must be released
+when the session is closed.
 """
 
 from __future__ import annotations

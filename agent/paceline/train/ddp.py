@@ -3,11 +3,9 @@
 Rank j has n_j samples of total size Λ_j, and g_j is the gradient of its mean loss. The update is
 Σ_j w_j g_j with w_j = n_j/Σn or Λ_j/ΣΛ (CHRONICA Alg. 4, Eq. 7): the mean gradient over the global
 batch, as a single process would compute it. With `loss_mean="ranks"`, w_j = 1/M. Ranks compute this
-sum as the mean of M w_j g_j over the M ranks. Once reduced, a gradient is equal on all ranks. If a
-script adds new gradients to it and the sum is reduced again, the mean over ranks leaves the part
-reduced earlier unchanged.
-
-`Session.wrap` calls `wrap` for each model of the script. The loop calls `CurrentStep.enter`.
+sum as the mean of M w_j g_j over the M ranks. A reduced gradient is equal on all ranks. So if a
+script adds new gradients to it, and the sum is reduced again, the mean over ranks does not change
+the part that was reduced before.
 """
 
 # No `from __future__ import annotations`: DDP checks the hook's annotations, but rejects strings.
@@ -100,13 +98,11 @@ class CurrentStep:
         self.explained: Callable[[Exception], Exception] = lambda error: error
         # Function that is called before each forward pass with gradients enabled.
         self.forward: Callable[[], None] = lambda: None
-        # Number of wrapped models.
         self.models = 0
         # The running trial of `paceline.train.proof`; None if there is none.
         self.rehearsal: TrialHooks | None = None
         # The `id`s of parameters that an optimiser has stepped in this iteration of the loop.
         self.stepped_parameters: set[int] = set()
-        # Function that returns the parameters of the wrapped models.
         self.parameters: Callable[[], Iterable[nn.Parameter]] = list
 
     def enter(self, running: RunningStep | None) -> None:
@@ -192,7 +188,6 @@ def _hook_frozen(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) 
 
 
 def _refuse_gradient(current: CurrentStep, name: str, parameter: int, _: torch.Tensor) -> None:
-    """Raise a PacelineError if a parameter that `wrap` found frozen gets a gradient in a step."""
     if current.running is not None and parameter not in current.reduced:
         raise PacelineError(_FROZEN.format(name=name))
 
@@ -221,19 +216,17 @@ class _Weighing:
         reduces_more: bool,
     ) -> None:
         self.current, self.model = current, model
-        # True if DDP starts another reduction after that of the last bucket, in the same pass.
+        # True if DDP starts another reduction after the last bucket's, in the same pass.
         self.reduces_more = reduces_more
         # The newest bucket whose reduction the script's thread waited for, and a completed future
         # whose value is that bucket.
         self._waited: tuple[torch.Tensor, Future[torch.Tensor]] | None = None
-        # True if the backward pass has begun to reduce buckets.
         self.reducing = False
         self._group = group
         # Options of a reduction that does not block. Each call copies them, so they can be reused.
         self._options = dist.AllreduceOptions()
         self._options.asyncOp = True
         self._parameters = parameters
-        # True if the next backward pass reduces gradients.
         self._reduces = False
         # True if gradients of the newest forward pass stay on this rank.
         self._local = False
@@ -246,7 +239,6 @@ class _Weighing:
         self.open = False
         # True if this backward pass's gradients are weighted by bucket; None: not decided yet.
         self._by_bucket: bool | None = None
-        # True once the parameters have the hooks that weight their gradients.
         self._hooked = False
         if current.accumulates:
             self._hook()
@@ -272,10 +264,7 @@ class _Weighing:
             self._hook()
 
     def all_reduce(self, bucket: torch.Tensor) -> dist.Work:
-        """Start a sum over ranks, without the checks of `dist.all_reduce`, which take 20 to 40 µs.
-
-        A bucket of complex numbers is reduced with `dist.all_reduce`.
-        """
+        """Start a sum over ranks without `dist.all_reduce`, whose checks take 20 to 40 µs."""
         current = self.current
         # These lines replace `own_collective`, whose context manager would take 3 µs.
         before, current.reduces = current.reduces, True
@@ -309,7 +298,6 @@ class _Weighing:
         self.reducing = False
 
     def completed(self, bucket: torch.Tensor) -> Future[torch.Tensor]:
-        """Return a completed future for a bucket that is reduced already."""
         # DDP reuses a bucket's tensor in each step, so most steps need no new future.
         if self._waited is None or self._waited[0] is not bucket:
             self._waited = bucket, Future()
@@ -336,7 +324,6 @@ class _Weighing:
             parameter.requires_grad_(trains)
 
     def _arrives(self, parameter: int, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the tensor to add to ``.grad`` for a parameter's new gradient."""
         if self.current.rehearsal is not None or self._in_buckets():
             return gradient
         running = self.current.running
@@ -418,11 +405,7 @@ def _mean(
 
 
 class WeightedDDP(DistributedDataParallel):
-    """DistributedDataParallel that weights each rank's gradient. `Session.wrap` makes it.
-
-    If gradients accumulate in ``.grad``, in `no_sync` or over several steps, each gradient is
-    weighted before it is added. Otherwise the gradients of a bucket are weighted together.
-    """
+    """DistributedDataParallel that weights each rank's gradient. `Session.wrap` makes it."""
 
     def __init__(self, module: nn.Module, current: CurrentStep, **options: Any) -> None:
         size = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
@@ -452,11 +435,7 @@ class WeightedDDP(DistributedDataParallel):
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
-        """Refuse DistributedDataParallel, which reads this attribute of the module that it wraps.
-
-        The outer DistributedDataParallel would replace the weighted mean over ranks by the plain
-        mean.
-        """
+        """Refuse DistributedDataParallel, which reads this attribute of the module it wraps."""
         raise PacelineError(
             "session.wrap has already wrapped this model, and DistributedDataParallel around it "
             "would reduce its gradients again, unweighted: remove DistributedDataParallel, and any "

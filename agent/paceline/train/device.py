@@ -1,8 +1,4 @@
-"""Device that a rank computes on, and emulation of slower devices.
-
-`Device` sets a step's number of CPU threads, provides the clock of the model's device, measures its
-memory use, and delays steps as an emulated device would.
-"""
+"""Device that a rank computes on, and emulation of slower devices."""
 
 from __future__ import annotations
 
@@ -33,8 +29,7 @@ logger = logging.getLogger(__name__)
 # compares servers of different kinds by their half-precision FLOP/s.
 TRIAL_S = 1.0
 # Number of rows and columns, and precision, of the matrices that a trial multiplies, by kind of
-# device. CPUs train in single precision, and few of them support half precision. All other kinds of
-# device use half precision.
+# device. CPUs train in single precision, and few of them support half precision.
 _SIDES = {"cpu": (512, torch.float32)}
 _OTHERS = (4096, torch.float16)
 
@@ -53,7 +48,6 @@ class Device:
         self._own_threads: int | None = None
         # True if `begin` must be called even for a step without a planned number of threads.
         self.changes_steps = emulate is not None
-        # The clock of the model's device.
         self.clock: Clock = CpuClock()
         # The model's device. In `_model`, each device that is not a CUDA device is replaced by the
         # CPU.
@@ -63,7 +57,7 @@ class Device:
             logger.warning("device speeds are emulated: %s", emulate)
 
     def use(self, device: torch.device) -> None:
-        """Set the device that the model is on. Steps are timed with this device's clock."""
+        """Set the device that the model is on."""
         self.place = device
         if device.type == "cuda":
             self._model, self.clock = device, CudaClock(device)
@@ -172,7 +166,6 @@ class Device:
         return emulation.rank_s(self._rank, step, batch, threads)
 
     def _take_threads(self, wanted: int) -> None:
-        """Set the number of CPU threads; 0 restores the script's own number."""
         if wanted == 0:
             if self._own_threads is None:
                 return
@@ -205,7 +198,6 @@ def flops(device: torch.device, hold: Callable[[float], None]) -> float | None:
                 _multiply(factor, product)
                 hold(start)
                 done, ended = done + 1, time.perf_counter()
-    # The device may be out of memory, or have no kernel for half precision.
     except RuntimeError as error:
         logger.warning("the FLOP/s of %s could not be measured: %s", device, error)
         return None

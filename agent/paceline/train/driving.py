@@ -25,13 +25,11 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPT = "PACELINE_ATTEMPT"
 _EMULATE = "PACELINE_EMULATE"
-# Variables for all ranks, on any node.
 _EVERYWHERE = (
     *("PACELINE_RUN", "PACELINE_BUS", "PACELINE_KEY", "PACELINE_SPOOL_BYTES"),
     *("PACELINE_FIRST_ATTEMPT", _ATTEMPT, _EMULATE),
 )
 _PLACEMENT = "PACELINE_PLACEMENT"
-# Directories of the run.
 _DIRECTORIES = ("PACELINE_SPOOL", "PACELINE_MEMORY", "PACELINE_CHECKPOINTS")
 # Variables for ranks on the driver's machine only, because the directories and the CA file exist
 # only there, and the agent that reads the spool runs there.
@@ -44,10 +42,7 @@ _taken: set[str] = set()
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Location of a rank: the name that an agent gives the node, and whether the driver is there.
-
-    `beside_driver` is True if the driver runs on the same machine.
-    """
+    """Location of a rank: its node's name, and whether the driver runs on the same machine."""
 
     node: str
     beside_driver: bool
@@ -111,8 +106,8 @@ def variables_of(
 ) -> list[dict[str, str]]:
     """Return the variables of each rank, [W].
 
-    W is the number of ranks. `given` is the result of `of_driver`. `starts` is the number of
-    earlier starts of the ranks; each start is an attempt.
+    `given` is the result of `of_driver`. `starts` is the number of earlier starts of the ranks;
+    each start is an attempt.
     """
     alone = [_picked(given, _EMULATE)] * len(ranks)
     if "PACELINE_RUN" not in given:

@@ -1,7 +1,6 @@
 """Options of a session that exclude each other, in one table.
 
-`Session` passes the names of its options to `refuse` once, and to `refuse_call` in each method that
-some options exclude. Options that a model excludes are in `refusals`.
+Options that a model excludes are in `refusals`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ _APART = (
     "ranks of a group need the same samples, but each rank would read its own; give data that each "
     "rank can read by index"
 )
-# For each pair of options: why they cannot be combined, and the fix.
 _PAIRS = {
     ("uneven_steps", "micro_batches"): "leave one out",
     ("loss_mean='ranks'", "micro_batches"): "the weight of a micro-batch in such a loss is "
@@ -39,14 +37,12 @@ _PAIRS = {
     ("mesh", _STREAM): _APART,
     ("mesh", _SHARDED): _APART,
 }
-# Options that a stream excludes.
 _WITH_STREAM = {
     "sizes": "give paceline.data.Stream(size=…) instead",
     "shapes": "leave it out",
     "uneven_steps": "leave it out",
     "micro_batches": "leave it out",
 }
-# Methods of the session that an option excludes.
 _CALLS = {
     ("profile", "token_budget"): "it measures how many samples fit into memory, but with "
     "token_budget the number of samples in a step varies: do not call it, and give Session "

@@ -24,7 +24,6 @@ from paceline.train.collectives import listen
 
 logger = logging.getLogger(__name__)
 
-# Names of the collectives for which a warning was logged.
 _warned = set[str]()
 
 
@@ -32,7 +31,6 @@ class Current(Protocol):
     """The attributes of `ddp.CurrentStep` that this module uses."""
 
     world: int
-    # True during a collective that Paceline itself calls, not the script.
     reduces: bool
 
 
@@ -72,10 +70,7 @@ def uncounted(module: nn.Module, current: Current) -> Iterator[None]:
 
 
 def kept_tensors(places: Iterable[dict[str, Any]]) -> Callable[[], None]:
-    """Save the tensors in some dictionaries; return a function that restores them.
-
-    The function restores the dictionaries' entries and the values of the tensors.
-    """
+    """Save the tensors in some dictionaries; return a function that restores them."""
     kept = [(of, {k: v for k, v in of.items() if v is None or _is_state(v)}) for of in places]
     values = [(v, v.detach().clone()) for _, of in kept for v in of.values() if v is not None]
 
@@ -95,6 +90,5 @@ def _is_state(value: Any) -> bool:
 
 
 def _is_sum(options: tuple[Any, ...]) -> bool:
-    """Return True if an all-reduce sums, which is its default."""
     op = getattr(options[0], "reduceOp", options[0]) if options else None
     return op is None or op == dist.ReduceOp.SUM

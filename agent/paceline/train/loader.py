@@ -1,8 +1,7 @@
 """Loader of `Session.loader`: a DataLoader whose batches follow the plan.
 
-The script iterates over the `Loader`, once per epoch. The loader calls `loop.Loop` around each
-iteration of the script's loop, in the order that `Loop` documents. The samples of a batch are
-chosen by the plan, not by the loader.
+The loader calls `loop.Loop` around each iteration of the script's loop, in the order that `Loop`
+documents.
 """
 
 from __future__ import annotations
@@ -52,8 +51,6 @@ class _Batches(Sampler[list[int]]):
 
 
 class _Seeded(Dataset[Any]):
-    """Data set whose samples draw their random numbers from generators seeded by sample."""
-
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
@@ -115,7 +112,7 @@ class Loader:
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
 
     def typical(self, samples: int) -> Any:
-        """Return a batch for `Session.profile`; its samples are quantiles of the data set by size.
+        """Return a batch for `Session.profile`, whose samples' sizes are quantiles of all sizes.
 
         A repeated call with the same number returns the same batch, so that timing it again does
         not measure reading. Samples repeat if the data set has fewer than `samples` samples.
@@ -187,10 +184,7 @@ class Loader:
 
     @property
     def sampler(self) -> NoReturn:
-        """Refuse access: frameworks read a DataLoader's sampler to replace it.
-
-        The PacelineError is also an AttributeError, so that `hasattr` returns False.
-        """
+        """Refuse access: frameworks read a DataLoader's sampler to replace it."""
         raise _NoSamplerError(
             "session.loader has no sampler that a framework could replace: the plan decides which "
             "samples a batch has. Remove the call that prepares a DataLoader, such as Ray Train's "
@@ -272,7 +266,6 @@ class Loader:
         return batch
 
     def _load(self, indices: list[int]) -> Any:
-        """Load a batch in this process: typical samples, or a batch of another rank."""
         dataset = self._loader.dataset
         self._begin_loading()
         with self._epoch:

@@ -21,7 +21,7 @@ Activity: TypeAlias = tuple[int, Phase]
 
 
 class PhaseMonitor:
-    """Monitor of the phases of this rank; another thread calls `look` a few times a second."""
+    """Monitor of the phases of this rank; another thread calls `look`."""
 
     def __init__(
         self,
@@ -35,7 +35,6 @@ class PhaseMonitor:
         self._activity = activity
         self._clock = clock
         self._last: Activity | None = None
-        # Times at which the phase began, and at which the phase's next report is due.
         self._began = self._due = 0.0
 
     def look(self) -> LongPhase | None:

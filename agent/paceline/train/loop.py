@@ -1,12 +1,10 @@
 """Training loop of a rank: Paceline's work around each iteration of the script's loop.
 
-The session makes the `Loop`. The loader calls it around each iteration of the script's loop. This
-module has plain training: the plan's steps, the gate (`sync.gate.SyncGate`) at which ranks
+This module has plain training: the plan's steps, the gate (`sync.gate.SyncGate`) at which ranks
 synchronise, the statistics of BatchNorm layers, and the parts in `wiring`, which are made in the
 loader's first iteration and released by `close`. Everything optional is a feature
 (`feature.Feature`), whose hooks the loop calls. The loop also calls two features directly:
 `WorkSharing` decides which rank trains a batch, and `Checkpoints` restores the random generators.
-The loop does not load data, and it does not compute gradients.
 """
 
 from __future__ import annotations
@@ -50,7 +48,6 @@ class Loop(TrainingState):
 
     def __init__(self, context: RunContext, startup: Startup) -> None:
         super().__init__(context, startup)
-        # True if the newest loop over the loader ran to its end.
         self._ran_out = False
         self._checkpoints: Checkpoints | None = None
         self._add(*made(self, self.close))
@@ -61,8 +58,6 @@ class Loop(TrainingState):
     def _add(self, *features: Feature) -> None:
         self.features = in_order([*self.features, *features])
         self.on = Hooks(self.features)
-
-    # Methods for the session, before training and at its end.
 
     def save_with(self, saver: Saver) -> None:
         """Save with `saver`, and resume from its newest checkpoint. Call before the first step."""
@@ -105,13 +100,8 @@ class Loop(TrainingState):
         for disconnect in self.on.disconnect:
             disconnect()
 
-    # Methods for the loader.
-
     def begin_epoch(self, lookahead: int) -> bool:
-        """Begin the next epoch; return True if it has steps.
-
-        `lookahead` is the number of steps that the loader fetches before training reaches them.
-        """
+        """Begin the next epoch; return True if it has steps."""
         self.refuse_closed()
         for before_epoch in self.on.before_epoch:
             before_epoch()
@@ -176,11 +166,10 @@ class Loop(TrainingState):
             raise self.current.explained(error) from error
 
     def begin_step(self, step: LocalStep, data_s: float) -> bool:
-        """Begin a step whose batch is loaded, for which the script waited `data_s` seconds.
+        """Begin a step whose batch is loaded; the script waited `data_s` seconds for the batch.
 
         Return True if the loop's body must run on the batch. Otherwise another rank has taken the
-        batch over, or this rank has no batch in the step, and the step is done on this rank. `step`
-        is this rank's step, as planned or as `WorkSharing.take_over` returned it.
+        batch over, or this rank has no batch in the step, and the step is done on this rank.
         """
         assert self.wiring is not None
         for begin_step in self.on.begin_step:
@@ -204,7 +193,6 @@ class Loop(TrainingState):
     def _begin_running(self, turn: LocalStep, data_s: float) -> RunningStep:
         for begin_turn in self.on.begin_turn:
             begin_turn(turn)
-        # Only sessions that accumulate have micro-batches.
         if self.current.accumulates:
             self.gate.begin_turn(turn)
         device = self.context.device

@@ -8,8 +8,6 @@ groups, and the first of them is the leader::
 
     startup = laned(start_up(…), mesh)  # by `Session`; `mesh` is the data-parallel part
     startup.lanes.members           # ranks of this rank's group, as numbered in the process group
-
-A group's step time is that of its slowest rank: `GroupTimes` exchanges the times of its ranks.
 """
 
 from __future__ import annotations
@@ -126,13 +124,11 @@ class GroupTimes:
     """Exchange of step times among the ranks of a group. Not thread-safe.
 
     The ranks of a group wait for each other within their forward and backward passes, and each rank
-    measures these waits as computing. So the times of a group's ranks are nearly equal. The rank
-    that has its gradients last is the slowest.
+    measures these waits as computing. The rank that has its gradients last is the slowest.
     """
 
     def __init__(self, lanes: Lanes) -> None:
         self._group, self._lanes = lanes.of_members(), lanes
-        # For each rank of the group: the number of steps in which it was the slowest.
         self._slowest: Counter[int] = Counter()
 
     def send(self, data_s: float, compute_s: float) -> PendingTimes:
@@ -172,9 +168,9 @@ def joint(record: StepRecord, times: list[tuple[float, float]]) -> StepRecord:
 
     `times` has (data_s, compute_s) of each rank of the group.
 
-    The loading time is that of the rank that loads longest. Ranks that load faster wait for that
-    rank within their passes, and the result counts this wait as loading. The computing time ends
-    when the last rank has computed its gradients.
+    The loading time is the longest of all ranks of the group. Ranks that load faster wait within
+    their passes, and the result counts this wait as loading. The computing time ends when the last
+    rank has computed its gradients.
     """
     data_s = max(data for data, _ in times)
     compute_s = max(data + compute for data, compute in times) - data_s

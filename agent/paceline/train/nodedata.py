@@ -1,11 +1,8 @@
 """A rank's access to data that is stored on nodes.
 
-At a session's start, `settle` finds out which ranks share a node's directory, and which samples
-each node has. `settle` returns None unless the data set is a `paceline.data.Sharded`. Otherwise
-`settle` returns the rank's `NodeData`, which passes the node's shards of the plan to the
-prefetcher, counts the samples of batches that were not on the node (misses), and sends a record of
-each epoch to the control plane. `Counting` is the loader's collate function, which counts the
-misses.
+At a session's start, `settle` returns the rank's `NodeData`, which passes the node's shards of the
+plan to the prefetcher, counts the samples of batches that were not on the node (misses), and sends
+a record of each epoch to the control plane.
 """
 
 from __future__ import annotations
@@ -30,7 +27,6 @@ from paceline.wire import NOWHERE, DataEpoch, Message, Shards
 
 # Minimum duration in seconds of a wait for reads from the source, for the wait to be counted.
 _LEAST_WAIT_S = 1e-3
-# Maximum number of characters of a node's name if no launcher gives one.
 _LONGEST_NODE_NAME = 200
 
 
@@ -79,7 +75,6 @@ class NodeData(Feature):
         self.send: Callable[[Message], None] | None = None
         self._data, self._rank, self._node, self._attempt = data, rank, node, attempt
         self._prefetcher = prefetcher
-        # Misses of the current epoch.
         self._misses = Misses()
         self._waits = 0
         self._waited_s = 0.0
@@ -102,7 +97,7 @@ class NodeData(Feature):
         self._data.take_misses()
 
     def loaded(self, batch: Loaded, data_s: float) -> Any:
-        """Count a batch's misses and return the batch, for which the script waited `data_s` s."""
+        """Count a batch's misses and return the batch; the script waited `data_s` s for it."""
         misses = Misses(*batch.misses)
         self._misses += misses
         waited_s = min(data_s, misses.waited_s)
@@ -112,10 +107,7 @@ class NodeData(Feature):
         return batch.batch
 
     def left_epoch(self, epoch: int) -> None:
-        """Report how many samples were fetched to this node ahead of the epoch's steps.
-
-        Also report how many samples this rank's steps had to read from the source.
-        """
+        """Report the numbers of samples that were prefetched and that were read from the source."""
         prefetcher, misses = self._prefetcher, self._misses
         moved = prefetcher.moved(epoch) if prefetcher is not None else None
         record = DataEpoch(

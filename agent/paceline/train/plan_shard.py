@@ -3,7 +3,7 @@
 For each segment, the leader stores a `PlanShard` for each rank in the ranks' store. Most fields
 that differ between steps are lists with an entry for each step. The leader encodes shards for
 thousands of ranks, and lists encode faster than one object for each step. The follower reads the
-shard and makes a `LocalStep` for each step. `Session.batch` returns a `Batch` to the script.
+shard and makes a `LocalStep` for each step.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class LocalStep(msgspec.Struct, frozen=True):
     synchroniser: Synchronisation = ALLREDUCE
     # True for the last step of its segment.
     last: bool = False
-    # True for the last step of its epoch.
     epoch_end: bool = False
     # The first step of this step's segment, and the first step after that segment.
     segment_first: int = 0
@@ -131,14 +130,12 @@ class PlanShard(msgspec.Struct, frozen=True, array_like=True):
     epoch_end: bool
     squares: list[float] = []  # [steps] Σλ² over the step's samples of size λ
     longest: list[float] = []  # [steps] max λ
-    # Number of CPU threads to use; 0: the script's own number.
     threads: int = 0
     # True if no further segments follow this entry.
     stop: bool = False
     synchroniser: Synchronisation = ALLREDUCE
     # True, together with `stop`, if the ranks' processes must end because nodes join or leave.
     reform: bool = False
-    # True if ranks take batches of the segment over from each other.
     pooled: bool = False
     # The micro-batches of each step, [steps]; empty: each step is computed in one pass.
     micro: list[list[MicroBatch]] = []

@@ -1,7 +1,7 @@
 """Profiling phase before training: times by batch size, and memory limits (paper LBB, Alg. 1).
 
-`Session.profile` calls `profile_ranks` on every rank. `Limits` are the numbers of samples, or the
-total sizes, that fit into each rank's memory, according to the user or to profiles.
+`Limits` are the numbers of samples, or the total sizes, that fit into each rank's memory, according
+to the user or to profiles.
 """
 
 from __future__ import annotations
@@ -111,7 +111,6 @@ def unreduced(models: Iterable[Wrapped]) -> Iterator[None]:
 
 @contextmanager
 def _unstepped(models: Iterable[Wrapped]) -> Iterator[None]:
-    """Raise a PacelineError if an optimiser steps wrapped models in this context."""
     ours = {id(parameter) for model in models for parameter in model.parameters()}
 
     def refuse(optimiser: torch.optim.Optimizer, *_: Any) -> None:
@@ -129,8 +128,6 @@ def _unstepped(models: Iterable[Wrapped]) -> Iterator[None]:
 
 
 class _Outcome(msgspec.Struct, frozen=True):
-    """Result or error of measuring on one rank."""
-
     profile: Profile | None
     error: str = ""
 
@@ -261,10 +258,7 @@ class Limits:
 
     @property
     def of_micro_batches(self) -> list[int]:
-        """Return the maximum number of samples of each rank's micro-batches, [W].
-
-        The list is empty if there are no micro-batches.
-        """
+        """Return each rank's micro-batch limit in samples, [W]; empty: no micro-batches."""
         return self.samples if self.micro_batches else []
 
     @property
@@ -274,10 +268,7 @@ class Limits:
 
     @property
     def tokens_of_micro_batches(self) -> list[float]:
-        """Return the maximum total size of each rank's micro-batches, [W].
-
-        The list is empty if there are no micro-batches.
-        """
+        """Return each rank's micro-batch limit in total size, [W]; empty: no micro-batches."""
         return self.tokens if self.micro_batches else []
 
 
@@ -293,7 +284,7 @@ def limits_of(
     `given` has one limit for each rank, or one for all, or none.
 
     Raises:
-        ValueError: the number of the user's limits is wrong, or nothing fits into a rank's memory.
+        ValueError: the number of the user's limits is wrong, or a limit is 0 with `micro_batches`.
         PacelineError: the ranks together cannot hold a global batch.
     """
     if len(given) not in (0, 1, world):

@@ -1,7 +1,6 @@
 """Progress of training on this rank: its epoch, its step, and the samples trained so far.
 
-`state.TrainingState` has one `TrainingProgress`. The loop advances it. Before training, the session
-sets it to a checkpoint's position. Each rank counts without communication.
+Each rank counts without communication.
 """
 
 from __future__ import annotations

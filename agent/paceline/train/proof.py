@@ -143,7 +143,6 @@ class ProofResult(msgspec.Struct, frozen=True):
     # Relative difference from the gradient of ``whole`` with local batches of equal size; None: it
     # was not measured.
     equal: float | None = None
-    # Duration of the check in seconds.
     cost_s: float = 0.0
 
 
@@ -313,7 +312,6 @@ class Judge:
         )
 
     def _wrong(self) -> ProofResult:
-        """Return the result if no setting fits: wrong, or unknown if trials are not repeatable."""
         if self._off["again"]["samples"] > self._tolerance:
             return unknown(
                 "the loop computes a different gradient of the same samples when it is repeated: "
@@ -360,8 +358,8 @@ def arranged(
 ) -> Arrangements:
     """Choose the samples of the trial batches, so that each fits into the ranks' memory.
 
-    The largest local batch has four quarters (see `Arrangements`). If a rank has at least as many
-    samples in an equal split of a step, samples of usual sizes are chosen. Otherwise smaller
+    The largest local batch has four quarters (see `Arrangements`). If an equal split of a step
+    gives a rank at least as many samples, samples of usual sizes are chosen. Otherwise smaller
     samples are chosen, so that the trials need no more memory than a step.
 
     `sizes` are the sizes λ of the data set's N samples, [N]. `sort` selects and sorts samples: one
@@ -434,7 +432,7 @@ def _whole_numbers(sample: Any) -> Iterator[int]:
 
 
 def _unprovable(error: Exception) -> str:
-    """Return why the loss is not provable if the loss did not cause a trial's error; else ""."""
+    """Return why an error makes the loss not provable; "" if the loss may have caused the error."""
     if isinstance(error, NotProvableError):
         return str(error)
     return "the samples of a trial do not fit into memory" if out_of_memory(error) else ""
@@ -482,8 +480,6 @@ class Sketch:
 
 
 class _WithoutDropout(TorchFunctionMode):
-    """Mode in which dropout functions keep all values."""
-
     # For each function, the index of its argument for the dropout rate.
     _RATE: ClassVar = {
         functional.scaled_dot_product_attention: 4,
@@ -515,7 +511,6 @@ class _WithoutDropout(TorchFunctionMode):
 class Loading(Protocol):
     """The members of the session's loader that this module uses."""
 
-    # The result of the check; None before the check.
     answer: ProofResult | None
 
     def samples(self, indices: list[int]) -> list[Any]:
@@ -548,9 +543,8 @@ class Rehearsal:
         self._sums: list[Tensor] = []
         # The `id`s of models that have a gradient in this trial.
         self._trained = set[int]()
-        # The nesting depth of backward passes. Activation checkpointing nests backward passes.
+        # Depth of nested backward passes; activation checkpointing nests them.
         self._depth = 0
-        # The samples that were read, by index.
         self._samples: dict[int, Any] = {}
         # True if a forward pass ran in half precision.
         self._low = False
@@ -626,7 +620,6 @@ class Rehearsal:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """In this context, report that the rank waits for other ranks."""
         self._state.waits_in_proof = True
         try:
             yield
@@ -634,7 +627,6 @@ class Rehearsal:
             self._state.waits_in_proof = False
 
     def _prepared(self) -> Judge:
-        """Choose samples and return a judge; a NotProvableError means that no check is possible."""
         context, startup = self._state.context, self._state.startup
         terms = context.terms
         modules = [module for model in self._models for module in model.modules()]
@@ -802,8 +794,6 @@ class Rehearsal:
                 parameter.grad = gradient
 
     def _noting(self, backward: Any) -> Any:
-        """Return a wrapper of `backward` that adds its gradients to this trial's sketches."""
-
         def noting(*args: Any, **kwargs: Any) -> None:
             # A nested pass is a part of an outer pass, and the outer pass adds its gradients.
             if self._depth:
@@ -969,7 +959,6 @@ def _shapes(value: Any) -> str:
 
 
 def _kept_attributes(modules: Sequence[nn.Module]) -> Callable[[], None]:
-    """Save the modules' numbers, strings and lists; return a function that restores them."""
     kept = [(m, {k: v for k, v in vars(m).items() if isinstance(v, _PLAIN)}) for m in modules]
     lists = [(v, list(v)) for m in modules for v in vars(m).values() if isinstance(v, list)]
 

@@ -85,8 +85,7 @@ def _wrapper(layer: nn.Module, sharded: bool) -> str | None:
     """Return the reason to refuse a wrapper that reduces gradients before they are weighted.
 
     Return None if the layer is no such wrapper. `sharded` is True if `fully_shard` was called for
-    the whole model. If it was called only for parts, the reason says so; the later check of
-    parameters would only report that the parts have DTensors.
+    the whole model.
     """
     if isinstance(layer, DistributedDataParallel | SingleProcess):
         return (
@@ -108,7 +107,6 @@ def _wrapper(layer: nn.Module, sharded: bool) -> str | None:
 
 
 def _plain_on_ray() -> str:
-    """Return a hint on how to get a plain model from Ray Train, if the script uses Ray Train."""
     if "ray.train.torch" not in sys.modules:
         return ""
     return "; Ray Train's prepare_model(model, parallel_strategy=None) does not wrap it"

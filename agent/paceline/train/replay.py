@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Maximum number of nested function calls that are checked.
 _DEEPEST_CALLS = 6
 _IMMUTABLE = (int, float, complex, str, bytes, bool, tuple, frozenset, type(None))
 _REFUSED_BUILTINS = {"next", "input", "open", "exec", "eval", "setattr", "delattr", "print"}
@@ -148,15 +147,12 @@ class _Body:
         self._loop: ast.For | None = None
         self._file = ""
         self._names: dict[str, Any] = {}
-        # Function that converts a batch to the value of the loop's target.
         self._item: Any = None
-        # Number of backward passes in this trial.
         self._passes = 0
         # Number of backward passes in the functions that the current statement calls.
         self._inside = 0
 
     def find(self, frame: FrameType, loader: Any) -> None:
-        """Find the script's ``for`` statement that requests a loader's first batch."""
         if self._loop is not None:
             return
         user: FrameType | None = frame
@@ -262,12 +258,10 @@ class _Body:
         exec(compile(module, self._file, "exec", dont_inherit=True), names)
 
     def forget(self) -> None:
-        """Drop the references to the script's objects."""
         self._names, self._item = {}, None
         del self.rehearsal
 
     def at_step(self) -> None:
-        """End the replay before an optimiser's step if all gradients are computed."""
         if self.rehearsal.complete:
             raise _DoneError
 
@@ -381,7 +375,6 @@ def _made(statement: ast.stmt, local: set[str]) -> set[str]:
 
 
 def _root(expression: ast.expr) -> str | None:
-    """Return the name at the start of a chain of attributes and subscripts."""
     while isinstance(expression, ast.Attribute | ast.Subscript | ast.Starred):
         expression = expression.value
     return expression.id if isinstance(expression, ast.Name) else None

@@ -57,16 +57,11 @@ class Emitter:
     `record` and `send` never block. The training thread calls both methods; a thread that exchanges
     gradients may call `record`. Each message is delivered at least once, unless it is counted as
     lost. A thread's records of one kind are sent in their order, and before later messages of that
-    thread; only an outage of the bus changes this order. Messages that neither bus nor spool
-    accepts stay in memory.
+    thread; only an outage of the bus changes this order.
 
     Args:
-        run: public run id.
-        bus: Redis URL; None: all messages go to the spool.
-        spool: stores messages that the bus does not accept; None: they stay in memory until
-            `close`.
+        run, bus, spool, stream: see `Sink`.
         memory: measures the memory in use, in bytes; the thread calls it every `FLUSH_S`.
-        stream: name of the bus's stream to write to.
         long_phase: returns a report of a long phase, or None; the thread calls it at every flush.
     """
 
@@ -83,18 +78,15 @@ class Emitter:
         self._sink = Sink(run, bus, spool, stream)
         self._memory = memory
         self._queue: deque[Record | Message | threading.Event] = deque()
-        # Lock for counting lost records.
         self._full = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
         # Function that the thread calls before each flush.
         self.feed: Callable[[], None] = lambda: None
-        # Memory in use in bytes, as last measured.
         self.memory_bytes = 0
         # Time of the next measurement. PyTorch takes 150 µs to measure memory on a GPU, so the
         # thread does not do it at every wake-up.
         self._measure_at = 0.0
-        # Number of records lost because the queue was full.
         self.overflowed = 0
         self._thread = threading.Thread(target=self._work, name="paceline-telemetry", daemon=True)
         self._thread.start()
@@ -164,7 +156,6 @@ class Emitter:
     def _collect(self) -> list[Message | threading.Event]:
         """Return the queued messages, with the records of each kind joined to batches, in order."""
         messages: list[Message | threading.Event] = []
-        # The newest batch of each kind of record.
         steps: list[StepRecord] = []
         metrics: list[MetricRecord] = []
         rounds: list[RoundRecord] = []
@@ -194,7 +185,7 @@ class Emitter:
 
 
 class Reporter:
-    """Maker of the records of a rank's finished steps. The training thread passes it the steps.
+    """Maker of the records of a rank's finished steps.
 
     The emitter's thread makes the records, which saves the training thread a few dozen µs a step.
     In two cases the training thread makes them itself. Ranks of a group (`Session(mesh=…)`) must
@@ -245,7 +236,6 @@ class Reporter:
             with self._reading:
                 while len(self._finished) > 1 or (self._finished and self._finished[0].readable):
                     self._read(self._finished.popleft())
-        # A dead connection may block the emitter's thread. Then this thread makes the records.
         elif len(self._finished) > _BEHIND:
             with self._reading:
                 self._read_all()
@@ -276,7 +266,6 @@ class Reporter:
             while self._finished and self._finished[0].on_cpu:
                 try:
                     self._read(self._finished.popleft())
-                # The training thread raises the error, and this thread continues.
                 except Exception as error:
                     logger.warning("a step could not be reported: %s", error)
                     self._failed = error
@@ -291,7 +280,6 @@ class Reporter:
         self._report_sent(1)
 
     def _report_sent(self, most: int) -> None:
-        """Report steps with the group's times, except the newest `most` steps."""
         while self._times is not None and len(self._sent) > most:
             running, record, sent = self._sent.popleft()
             self._report(running, self._times.slowest(record, sent))
@@ -322,7 +310,6 @@ class Reporter:
         self._emitter.record(record)
 
     def _send_metrics(self, record: StepRecord) -> None:
-        """Send a step's metrics, before the step's record is sent."""
         sums, self._sums = self._sums, {}
         values = {name: total / weight for name, (weight, total) in sums.items() if weight > 0}
         weight = record.load if self._by_size else float(record.samples)

@@ -1,8 +1,7 @@
 """`Session`, the API that a training script uses.
 
-A script makes a `Session` on each rank, gets its batches from `Session.loader` and wraps its model
-with `Session.wrap`. The session checks the arguments, performs the ranks' start-up and makes a
-`loop.Loop`, to which its methods delegate.
+The session checks the arguments, performs the ranks' start-up and makes a `loop.Loop`, to which its
+methods delegate.
 """
 
 from __future__ import annotations
@@ -65,7 +64,6 @@ from paceline.wire import Evaluation
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-# The sessions of this process that may be open.
 _open: WeakSet[Session] = WeakSet()
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
@@ -298,8 +296,8 @@ class Session:
     ) -> torch.Generator:
         """Return a sample's random generator in the current epoch, for the loop's body.
 
-        The arguments are those of `paceline.generator`, which is for data sets. The random numbers
-        are different.
+        The arguments are as for `paceline.generator`, which is for data sets, but the random
+        numbers differ.
         """
         seed, epoch = self._loop.context.terms.seed, self._loop.progress.epoch
         return torch_generator(sequence_of(seed, epoch, index, Use.LOOP, stream), device)
@@ -500,17 +498,17 @@ class Session:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Return figures of this rank's newest finished step, for trackers such as TensorBoard::
+        """Return values of this rank's newest finished step, for trackers such as TensorBoard::
 
             for name, value in session.figures.items():
                 writer.add_scalar(name, value, session.step)
 
-        The call never waits for the device. Before the first step has ended, the figures are empty.
+        The call never waits for the device. Before the first step has ended, the result is empty.
         ``paceline/samples`` and ``paceline/load`` are the number of samples and the load of the
         batch. Times are in s: ``paceline/data_s`` waiting for the batch, ``paceline/compute_s``
         forward and backward, ``paceline/sync_s`` reduction and waiting for other ranks,
         ``paceline/step_s`` the total. If a step has several iterations of the loop, as with
-        ``micro_batches``, the figures are those of the newest iteration, not sums over the step.
+        ``micro_batches``, the values are of the newest iteration, not sums over the step.
         """
         return self._loop.figures()
 
@@ -585,7 +583,6 @@ class Session:
 
 
 def _kind_of(dataset: Any) -> str:
-    """Return a description of the kind of data, which must be the same on all ranks."""
     if isinstance(dataset, Stream):
         return f"{dataset.kind}, buffer={dataset.buffer}, shuffle={dataset.shuffle}"
     return "Sharded" if isinstance(dataset, Sharded) else "plain"

@@ -1,8 +1,8 @@
 """Sink of a rank's telemetry: the bus, else the spool on disk, else a queue in memory.
 
-`report.Emitter`'s thread calls the `Sink`. The sink raises no error for a failed delivery, but
-retries. It counts records as lost only if bus and spool do not accept them and the memory is full,
-or if neither bus nor spool accepts them before the rank ends.
+The sink raises no error for a failed delivery, but retries. It counts records as lost only if bus
+and spool do not accept them and the memory is full, or if neither bus nor spool accepts them before
+the rank ends.
 """
 
 from __future__ import annotations

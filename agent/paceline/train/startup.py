@@ -1,9 +1,6 @@
 """Start-up of a session's ranks: rank 0 broadcasts its store's address, and all ranks connect.
 
-`Session` calls `start_up` on every rank. The result, a `Startup`, has what ranks share while they
-train: the store, the key that signs pickles in the store, and on rank 0 the samples' sizes. If a
-rank fails, every rank raises an error. Later exchanges of small objects between ranks (`gathered`,
-`introduce`) are also in this module.
+`Session` calls `start_up` on every rank.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ REACH = timedelta(seconds=30)
 _KEY_BYTES = 32
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
-# Types of errors in the user's arguments. All ranks raise these errors with the same type.
+# Types of errors in the user's arguments.
 _KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (TypeError, ValueError, PacelineError)
 }
@@ -48,8 +45,7 @@ _KINDS: dict[str, type[Exception]] = {
 class Lanes:
     """Lanes of a mesh, for one rank; see `paceline.train.mesh`.
 
-    A group has S ranks that get the same samples; there are W groups. A lane has one rank of each
-    group: the ranks with the same index in their groups.
+    A group has S ranks that get the same samples; there are W groups.
     """
 
     # Ranks of the process group, by lane and by group, [S, W].
@@ -101,7 +97,7 @@ def one_of(groups: list[list[int]], mine: list[int], **options: Any) -> dist.Pro
 
 @dataclass(frozen=True)
 class Startup:
-    """State that the ranks share after their start-up. The sizes stay on rank 0."""
+    """State that the ranks share after their start-up."""
 
     rank: int
     world: int
@@ -216,9 +212,9 @@ def introduce(
 ) -> list[RankDevice]:
     """Return the ranks' devices, [W]. Each rank calls this once, when it wraps its first model.
 
-    W is the number of ranks. The ranks measure their speed in a trial only if their devices' names
-    do not show how the speeds compare. `trial` measures and returns this rank's FLOP/s, or None on
-    failure. Only rank 0's `may_try` counts: it is True if a control plane uses the results.
+    The ranks measure their speed in a trial only if their devices' names do not show how the speeds
+    compare. `trial` measures and returns this rank's FLOP/s, or None on failure. Only rank 0's
+    `may_try` counts: it is True if a control plane uses the results.
     """
     words = gathered(startup.world, (own, may_try), startup.group)
     devices = [device for device, _ in words]
@@ -294,8 +290,8 @@ def _raise(rank: int, word: dict[str, Any]) -> NoReturn:
 def place() -> str:
     """Return an ID of this machine and network: processes with equal IDs share a loopback device.
 
-    The ID consists of the kernel's boot ID and the network namespace. Host names are not unique:
-    cloned machines share a name, and a container may use its host's name.
+    Host names are only a fallback, because they are not unique: cloned machines share a name, and
+    a container may use its host's name.
     """
     try:
         network = str(_NETWORK.readlink())

@@ -45,16 +45,13 @@ class TrainingState:
         self.statistics = RunningStatistics(self.current, self.gate.models)
         self.progress = TrainingProgress(context)
         self.findings = Findings()
-        # The number of checks of the loss that have begun.
         self.proofs = 0
-        # True while this rank waits for other ranks in a check of the loss.
         self.waits_in_proof = False
         # The leader, follower and reporter of the rank; None before the loader's first iteration
         # and after `close`.
         self.wiring: Wiring | None = None
         self.features: list[Feature] = []
         self.on = Hooks(self.features)
-        # The newest finished iterations of the script's loop.
         self._finished: deque[RunningStep] = deque(maxlen=2)
         # Evaluations that the script reported before the first iteration.
         self._evaluations: list[Evaluation] = []
@@ -68,7 +65,6 @@ class TrainingState:
         self.is_out_of_step: Callable[[], bool] = lambda: False
         # An error that Python would swallow. The next use of the session raises it.
         self.failure: PacelineError | None = None
-        # The value of `stopped` when the session was closed.
         self._stopped = False
         self.closed = False
 

@@ -1,8 +1,7 @@
 """Timing of a rank's step: the time of computing, and the time of waiting for other ranks.
 
 The loop makes a `RunningStep` for each iteration of the script's loop. Gradient hooks and the
-synchronisation record times in the `RunningStep`, called stamps. `report.Reporter` reads the times
-after the step.
+synchronisation record times in the `RunningStep`, called stamps.
 """
 
 from __future__ import annotations
@@ -95,7 +94,6 @@ class RunningStep:
         self.step_s = 0.0
         self.ended_at = 0.0
         self._clock: Any = clock
-        # True if the host's clock times the step.
         self.on_cpu = isinstance(clock, CpuClock)
         self._hold_s = hold_s
         self._loss: Value | None = None
@@ -138,7 +136,6 @@ class RunningStep:
             return Phase.SYNC
         stamps = list(self._stamps)
         behind = next((k for k, stamp in enumerate(stamps) if not self._clock.passed(stamp)), None)
-        # The device may still be at an earlier point of the step than the host.
         if behind is not None:
             return Phase.SYNC if behind and behind % 2 == 0 else Phase.COMPUTE
         if self._done is not None:

@@ -78,7 +78,6 @@ _watches: dict[UnwrappedModels, None] = {}
 class _Apart(NamedTuple):
     """Parameters of an optimiser whose gradients have not been compared between ranks yet."""
 
-    # The warning to log if the ranks' gradients differ.
     warning: str
     # The description of the optimiser.
     words: str
@@ -117,7 +116,6 @@ class UnwrappedModels:
         # For each comparison that still lacks norms of other ranks, on rank 0: the number of checks
         # that are left.
         self.uncompared: dict[_Apart, int] = {}
-        # Warnings that were logged.
         self._warned: set[str] = set()
         _watches[self] = None
 
@@ -198,7 +196,7 @@ class UnwrappedModels:
                 logger.warning("%s", warning)
 
     def close(self) -> None:
-        """End the checks of this session, which may then release the store."""
+        """End this session's checks, and release the store."""
         _watches.pop(self, None)
         self._store = None
         self.uncompared.clear()

@@ -201,7 +201,7 @@ def describe(
 
 
 def _placement(startup: Startup, environment: Environment) -> list[str]:
-    """Return each rank's node; with a mesh, each group's first rank's node; empty: unknown."""
+    """Return each rank's node; with a mesh, the node of each group's first rank; empty: unknown."""
     lanes = startup.lanes
     if lanes is None:
         return environment.placed(startup.world)
@@ -214,9 +214,7 @@ def warn_of_restarts(
 ) -> None:
     """Warn on rank 0 that a restart of a run without `Session.checkpoint` loses all progress.
 
-    Do not warn if the script saves checkpoints (`saves`) or has loaded a state itself. With
-    `streams`, the data is a stream, which `Session.checkpoint` does not support, so the warning
-    suggests another way.
+    Do not warn if the script saves checkpoints (`saves`) or has loaded a state itself.
     """
     if rank > 0 or saves or start.used is not None:
         return
@@ -260,7 +258,6 @@ def _on_fallback(emitter: Emitter, attempt: int) -> OnFallback:
 
 
 def _proposals(environment: Environment) -> Proposals | None:
-    """Make the thread that receives the control plane's plans; None without a run or a bus."""
     run, bus = environment.run, environment.bus
     if run is None or bus is None:
         return None

@@ -1,14 +1,12 @@
 """Training backends, which start the processes of runs.
 
-`Backend` is the interface of all backends. `local` starts a run through the agents of nodes.
-`simulated` starts no processes, because `paceline simulate` drives its runs. `adopted` launches a
-run on nodes that a user has started for this run. An `Engine`, such as `slurm`, submits jobs, each
-of which starts nodes for a single run. Each backend has a module, and is registered in the
-entry-point group ``paceline.backends``, to which other packages can add backends.
+`local` starts a run through the agents of nodes. `simulated` starts no processes, because `paceline
+simulate` drives its runs. `adopted` launches a run on nodes that a user has started for this run.
+An `Engine`, such as `slurm`, submits jobs, each of which starts nodes for a single run. Each
+backend has a module, and is registered in the entry-point group ``paceline.backends``, to which
+other packages can add backends.
 
-Controllers and ingest call `planned`, which returns the names of the backends whose runs are
-planned by a controller. `control.engines` submits and stops the jobs of engines. `requests.launch`
-validates a new run, records it and starts it, for example on one node:
+`requests.launch` validates a new run, records it and starts it, for example on one node:
 
     backend = backends.get(new.backend)
     backend.check(new, launch=True)

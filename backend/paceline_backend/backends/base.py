@@ -40,7 +40,6 @@ class NewRunError(PacelineError):
     """A field of a new run does not suit its backend.
 
     Args:
-        field: name of the field.
         message: describes the error and how to fix it.
     """
 
@@ -76,7 +75,6 @@ class Backend(Protocol):
         """Validate a new run. Called first, before anything is written or published.
 
         Args:
-            new: the requested run.
             launch: True if the control plane starts the run, False if the caller does.
 
         Raises:
@@ -108,7 +106,6 @@ class Backend(Protocol):
             run: public id of the run.
             new: the run, with the nodes that `place` chose: a single node in `node`, several nodes
                 in `nodes`.
-            credentials: credentials of the run.
 
         Raises:
             redis.RedisError: the bus is unavailable. The caller fails the run.
@@ -119,7 +116,7 @@ def options_of(kind: type[Options], given: Mapping[str, Any]) -> Options:
     """Convert a run's options to `kind`, which is `Backend.options`.
 
     Raises:
-        NewRunError: an option is unknown or has an invalid value. The error names the option.
+        NewRunError: an option is unknown or has an invalid value.
     """
     try:
         return msgspec.convert(dict(given), kind)

@@ -41,7 +41,7 @@ class EngineAwayError(PacelineError):
 
 
 class EngineRefusedError(PacelineError):
-    """The engine permanently refuses a job. The message gives the reason."""
+    """The engine permanently refuses a job."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -122,10 +122,7 @@ class Engine(ABC):
     """`Backend` whose runs are jobs of an engine. Objects keep no state.
 
     Attributes:
-        name: see `Backend`.
         title: name of the engine in messages.
-        plans_itself: see `Backend`.
-        options: see `Backend`.
         keeps_ended: true if the engine lists ended jobs for hours. If it does, a job that is
             missing from the list counts as removed by a user.
     """
@@ -204,11 +201,11 @@ class Engine(ABC):
         check_path(new)
 
     def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return the run's nodes that answer. More nodes can join later."""
+        """Return the run's nodes that answer."""
         return answering(new, nodes)
 
     def start(self, bus: redis.Redis, run: str, new: NewRun, credentials: Credentials) -> None:
-        """Launch the run on the nodes that have joined it. `control.engines` submits the jobs."""
+        """Launch the run on the nodes that have joined it."""
         launch_on(bus, run, new, credentials, new.where)
 
 

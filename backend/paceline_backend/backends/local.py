@@ -29,7 +29,7 @@ _START_AGENTS = "start one with `paceline agent` on the machine that should trai
 
 
 class Local:
-    """`Backend` of runs on one or several nodes with agents. Controllers plan the runs."""
+    """`Backend` of runs on one or several nodes with agents."""
 
     name: ClassVar[str] = "local"
     plans_itself: ClassVar[bool] = False
@@ -49,7 +49,7 @@ class Local:
         """Return the node that the run names, or the least busy nodes that answer.
 
         Cordoned nodes, spares of other runs and nodes that an engine started for one run get no
-        other run, even if the run names them.
+        other run, even if a run names them.
         """
         alive = [node for node in nodes if node["alive"]]
         free = [node for node in alive if taken(node) is None]

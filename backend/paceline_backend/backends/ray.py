@@ -45,7 +45,6 @@ from paceline_backend.store.new_runs import NewRun
 # needed to avoid machines.
 _LEAST = (2, 49)
 _SUBMIT_S = 15.0
-# Key of the label in a job's metadata.
 _LABEL = "paceline"
 # Seconds between SIGTERM and SIGKILL for a driver. Ray's default of 3 s is too short for the nodes.
 _STOP_WAIT_S = int(ray_driver.NODE_LEAVE_S) + 15
@@ -195,7 +194,6 @@ def _check_environment(given: Mapping[str, Any]) -> None:
 
 
 def _label(row: Mapping[str, Any]) -> str:
-    """Return a job's label, or an empty string if the job is not a job of Paceline."""
     metadata = row.get("metadata") or {}
     return str(metadata.get(_LABEL, "")) if row.get("submission_id") else ""
 
@@ -244,7 +242,6 @@ def _wants(group: Mapping[str, Any]) -> str:
 
 
 def _groups() -> dict[str, Mapping[str, Any]]:
-    """Return all existing placement groups by name."""
     query = {
         "detail": "true",
         "limit": str(_MOST_PLACEMENT_GROUPS),
@@ -274,7 +271,6 @@ def _request(order: Order, package: str) -> dict[str, Any]:
 
 
 def _settings(order: Order) -> dict[str, Any]:
-    """Return the settings of a job, which its driver and its keepers read."""
     options = order.options
     assert isinstance(options, RayOptions)
     cpus = options.cpus_per_node or order.nproc

@@ -42,7 +42,6 @@ def ask(
     """Send a request to Ray, and return the parsed JSON of its answer.
 
     Args:
-        method: HTTP method.
         path: path with the query.
         body: body as bytes, or an object to encode as JSON. None: no body.
         timeout_s: timeout in seconds of connecting and of each read and write. Default: 5 s.

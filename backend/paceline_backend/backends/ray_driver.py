@@ -4,8 +4,8 @@
 not have Paceline installed. The driver requests a placement group with one bundle on each node, all
 at once or none. An actor in each bundle starts a keeper, which starts ``paceline node``.
 
-Why the keeper is a separate process: when a worker of Ray ends, Ray sends SIGKILL to the worker's
-children. If this kills the keeper, the kernel sends SIGTERM to the node (see ``prctl`` in `keep`),
+The keeper is separate from the node, because Ray sends SIGKILL to the children of a worker that
+ends. If SIGKILL ends the keeper, the kernel sends SIGTERM to the node (see ``prctl`` in `keep`),
 and the node leaves its run cleanly.
 """
 
@@ -107,7 +107,6 @@ def _granted(settings: dict[str, Any], stopping: threading.Event) -> Any:
 
 
 def _node(settings: dict[str, Any], group: Any, number: int) -> Any:
-    """Create the actor of a node in bundle `number`, with all of the bundle's resources."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -140,7 +139,6 @@ def keep(settings: dict[str, Any], number: int, parent: int, host: str) -> int:
     """Run the keeper: start the node, forward SIGTERM, and kill a node that does not leave.
 
     Args:
-        settings: settings of the job.
         number: index of the bundle.
         parent: PID of the actor's worker process. When this process dies, the node must leave.
         host: Ray's id of the machine.

@@ -69,7 +69,6 @@ def _backends() -> dict[str, Backend]:
 
 
 def _load(entry: EntryPoint) -> Backend | None:
-    """Return the backend of an entry point, or log an error and return None."""
     try:
         backend: Backend = entry.load()()
         if backend.name != entry.name:

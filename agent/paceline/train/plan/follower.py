@@ -1,10 +1,10 @@
 """Reads a rank's shards of the leader's segments, and yields the rank's steps.
 
-A `Follower` yields a rank's steps. On rank 0 it drives the leader. On the other ranks a `Fetcher`
-reads shards from the ranks' store before they are needed. Reading a shard takes three calls, to
-wait for the shard, to get it and to delete it, and each call to a remote store takes a round trip.
-A thread makes these calls while the rank trains. The thread reads only shards up to the end of the
-rank's current epoch: after the last epoch no shard follows, and the store ends.
+On ranks other than 0, a `Fetcher` reads shards from the ranks' store before they are needed.
+Reading a shard takes three calls, to wait for the shard, to get it and to delete it, and each call
+to a remote store takes a round trip. A thread makes these calls while the rank trains. The thread
+reads only shards up to the end of the rank's current epoch: after the last epoch no shard follows,
+and the store ends.
 """
 
 from __future__ import annotations
@@ -126,8 +126,7 @@ class Fetcher:
     """Queue of one rank's shards, in the order of their segments. Call `close` at the end.
 
     A thread fills the queue. It has its own connection to the store, because a call that waits
-    blocks all others on its connection. The thread calls `on_node` with each segment's shard for
-    this rank's node.
+    blocks all others on its connection.
     """
 
     def __init__(
@@ -141,10 +140,8 @@ class Fetcher:
         self._rank = rank
         self._wait_s = store.timeout.total_seconds()  # type: ignore[attr-defined]
         self._shards: SimpleQueue[PlanShard | Exception] = SimpleQueue()
-        # The segment whose shard the thread fetches.
         self._segment = 0
         self._changed = threading.Condition()
-        # The rank's current epoch.
         self._epoch = -1
         self._closing = False
         # True while the thread may be blocked in a call to the store.

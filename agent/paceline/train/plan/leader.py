@@ -2,10 +2,7 @@
 
 Rank 0's follower calls `Leader.advance` for each segment. The leader adopts the controller's newest
 valid proposal. If no proposal arrives in time, the leader coasts: it plans a few steps itself, with
-the last segment's policy, synchronisation and split of the load. The leader waits for a proposal
-only if the controller made the last segment or has sent a proposal since then. If plans always
-arrive too late, `Waits` schedules a few longer waits. `cut_steps` cuts local batches that do not
-fit into a rank's memory into micro-batches.
+the last segment's policy, synchronisation and split of the load.
 """
 
 from __future__ import annotations
@@ -262,7 +259,6 @@ class Leader:
             time.sleep(0.01)
 
     def _present(self) -> list[tuple[Store, int]]:
-        """Return the other ranks that have not left, and the stores that they read."""
         others = [(store, rank) for store in self._stores for rank in range(self._world)][1:]
         return [(store, rank) for store, rank in others if not store.check([left_key(rank)])]
 
@@ -284,7 +280,6 @@ class Leader:
                     put_shard(store, seq, rank, shard)
 
     def _proposed(self) -> Plan | None:
-        """Return the controller's newest valid proposal for the next segment."""
         proposals = self._proposals
         if proposals is None:
             return None
@@ -564,7 +559,6 @@ def cut_steps(
         counts: number of samples in each step, [steps].
         loads: total size of the samples in each step, [steps].
         sizes: size λ of each sample, [N].
-        terms: the run's terms.
     """
     by_tokens = terms.token_budget is not None
     amounts = (loads if by_tokens else counts).tolist()

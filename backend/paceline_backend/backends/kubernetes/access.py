@@ -130,11 +130,6 @@ def _own_pod() -> Access:
 
 
 def _read(path: Path) -> Access:
-    """Read the current context of a kubeconfig.
-
-    Raises:
-        OSError, ValueError, LookupError, yaml.YAMLError: the file cannot be used.
-    """
     config = msgspec.convert(yaml.safe_load(path.read_text()), _Config)
     context = _named(config.contexts, os.environ.get(CONTEXT) or config.current_context, "context")
     chosen = context.context
@@ -169,7 +164,6 @@ def _named(entries: list[Entry], name: str, kind: str) -> Entry:
 
 
 def _chain(user: _User, folder: Path) -> tuple[str, str]:
-    """Return a user's certificate and key as PEM, or empty strings."""
     return (
         _pem(user.client_certificate_data, user.client_certificate, folder),
         _pem(user.client_key_data, user.client_key, folder),

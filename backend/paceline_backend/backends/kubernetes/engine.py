@@ -182,11 +182,7 @@ def _write_secret(api: Api, namespace: str, order: Order) -> None:
 
 
 def _make_job(api: Api, namespace: str, order: Order, body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Create the Job, or return the existing Job if it has the same label.
-
-    Raises:
-        EngineRefusedError: a Job of this name has another label.
-    """
+    """Create the Job, or return the existing Job if it has the same label."""
     job: Mapping[str, Any] | None = api.call("POST", _jobs(namespace), body, unless=[_CONFLICT])
     if job is None:
         name = manifests.name_of(order)

@@ -1,4 +1,4 @@
-"""Interpretation of the API server's lists of Jobs, pods and events. All functions are pure."""
+"""Interpretation of the API server's lists of Jobs, pods and events."""
 
 from __future__ import annotations
 
@@ -111,10 +111,7 @@ def _true(object_: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _why(conditions: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], refusal: str) -> str:
-    """Return the reason why pods of a Job do not run, in Kubernetes' words.
-
-    `refusal` is the reason why the Job has fewer pods than requested, or empty if unknown.
-    """
+    """Return the reason why pods of a Job do not run, in Kubernetes' words."""
     if "Suspended" in conditions:
         return _words(conditions["Suspended"])
     reasons = [reason for pod in pods for reason in _reasons(pod)]

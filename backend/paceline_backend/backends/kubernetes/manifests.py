@@ -1,6 +1,6 @@
 """Manifests of a run's Job and Secret, and patches that cordon machines or lift a cordon.
 
-Kubernetes 1.20 and later have all fields that these manifests use. All functions are pure.
+Kubernetes 1.20 and later have all fields that these manifests use.
 """
 
 from __future__ import annotations

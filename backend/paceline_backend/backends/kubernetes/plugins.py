@@ -56,7 +56,6 @@ def ask(plugin: Plugin, folder: Path) -> Credential:
     """Return the credential of a plugin, from the cache if it has not expired.
 
     Args:
-        plugin: the command.
         folder: folder of the kubeconfig, to which paths are relative.
 
     Raises:
