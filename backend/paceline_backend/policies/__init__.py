@@ -12,8 +12,7 @@ a `Preset` with the entry point group ``paceline.policies``:
     segment, _ = plan(policy, problem, feedback, shuffle=True)
     segment.assignment.parts[0][3]  # the samples of rank 3 in the first step
 
-Subpackages: `predict`, `solve`, `presets`. `paceline_backend.testing` checks a third party's
-policy.
+`paceline_backend.testing` checks a third party's policy.
 """
 
 from paceline_backend.policies.base import (

@@ -51,7 +51,7 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
         # On a truncated file, pickle may raise any exception.
         except Exception as error:
             logger.warning("cannot read compiled code of %s: %r", self._name, error)
-            # Without flushing the index, no code could be added later.
+            # Without a flush of the index, no code could be added later.
             with suppress(OSError):
                 self.flush()
             return None

@@ -41,8 +41,7 @@ P = TypeVar("P", bound=Parameters)
 # Key in a field's JSON Schema that marks the field as a `BatchesOf`; `properties` omits the key.
 _PRESETS = "presets"
 
-# Type of a field whose value is the name of a preset with `Preset.combines`. The registry adds the
-# names of these presets to the field's schema as "enum".
+# Type of a field whose value is the name of a preset with `Preset.combines`.
 BatchesOf = Annotated[
     str,
     Meta(

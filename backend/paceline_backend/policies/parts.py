@@ -116,7 +116,7 @@ class Choice:
     synchroniser: Synchronisation
     # Reason for the choice, as one sentence for the operator. Empty: there was no alternative.
     why: str = ""
-    # State of the chooser, which the next call of `Chooser.choose` gets as `memory`.
+    # State of the chooser, which its next call gets as `memory`.
     memory: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -162,8 +162,7 @@ class Criteria:
 
     Before a switch to a policy, `insight.fitness` compares these properties with the run's
     measurements, and warns if the policy ignores a property that matters. By default a policy
-    considers no property, like plain DDP; `insight.fitness` then warns only of the policy's
-    changes to the training.
+    considers no property, like plain DDP.
     """
 
     # The cost that the policy computes from the sizes of a batch. None: the policy ignores sizes.
@@ -244,8 +243,7 @@ class Policy:
     ) -> Choice:
         """Return the next segment's synchronisation, and the reason for it.
 
-        `memory` and `nodes` are fields of the `Problem`, and `uneven_steps` is a field of the
-        `Hello`.
+        For `memory`, `nodes` and `uneven_steps` see `Problem`.
 
         Raises:
             ValueError: `world` ranks cannot train with the synchronisation that the policy chose.
@@ -281,7 +279,6 @@ class Preset(Generic[P]):
     summary: str
     source: str
     make: Callable[[P], Policy]
-    # By default a preset has no parameters.
     parameters: type[P] = Parameters  # type: ignore[assignment]
     combines: bool = False
     variants: tuple[Mapping[str, Any], ...] = ()

@@ -74,7 +74,7 @@ def factors(memory: Mapping[str, Any], first_step: int, steps: int, world: int) 
     """Return the factors by which forecast pauses prolong the ranks' planned steps, [steps, W].
 
     The factor is 1 where no pause is forecast. The result is None if no pause is forecast in any of
-    the planned steps. The first planned step is `first_step`. `memory` is the result of `noticed`.
+    the planned steps. `memory` is the result of `noticed`.
     """
     made = np.ones((steps, world))
     for rank, pauses in memory.get("ranks", {}).items():
@@ -86,10 +86,7 @@ def factors(memory: Mapping[str, Any], first_step: int, steps: int, world: int) 
 
 
 def _forecast(pauses: Sequence[Sequence[float]]) -> list[int]:
-    """Return the steps in which a rank's next pause is expected; empty if pauses are not regular.
-
-    `pauses` are the rank's last pauses: see `Pauses`.
-    """
+    """Return the steps in which a rank's next pause is expected; empty if none is forecast."""
     at = [int(step) for step, _ in pauses]
     distances = [later - earlier for earlier, later in pairwise(at)]
     if len(at) < _ENOUGH or min(distances) < _APART or max(distances) - min(distances) > _OFF:

@@ -40,10 +40,8 @@ class Shuffle:
     shuffler, placement and order are the same as in its argument `problem`.
     """
 
-    # The worker to which each sample belongs.
     placement: Ints  # [N]
-    # The samples that the epoch had not used before the planned segment, in the order in which the
-    # steps use them.
+    # The samples that the epoch had not used before the planned segment, in the order of their use.
     order: Ints  # [R]
     # The cost of a batch under the models of this plan.
     cost: Cost
@@ -74,7 +72,7 @@ def plan(
     choice: Choice | None = None,
     ahead: Problem | None = None,
 ) -> tuple[Plan, Shuffle]:
-    """Plan the next segment. Controller, replay, simulator and tests all call this function.
+    """Plan the next segment.
 
     `planning.offer` fills in the fields of the plan that a policy does not know, such as the steps
     of the feedback.
@@ -180,8 +178,7 @@ def _away(
 ) -> tuple[Ints, Ints, int]:
     """Return the samples that another rank holds in the next epoch, and their new ranks.
 
-    The third result is the number of these samples that move to another node. `ahead` has the
-    inputs for planning the next epoch.
+    The third result is the number of these samples that move to another node.
     """
     held = ahead.placement.copy()
     # A sample that this epoch has not used yet will be trained by the rank that holds it now.

@@ -49,9 +49,9 @@ EMULATED_SHOWN = 1_024
 _RECORDS = 10_000
 # A message on the bus counts as at least this many records, because each message takes memory.
 _AS_RECORDS = 250
-# Interval at which the simulation sends a heartbeat.
+# Interval of heartbeats.
 _SIGN_S = 3.0  # seconds
-# Interval at which the simulation polls the server for policy switches.
+# Interval of polls for policy switches.
 _POLL_S = 0.25  # seconds
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ T = TypeVar("T")
 def register(server: Client, scenario: Scenario, script: str) -> str:
     """Register a simulated run with a control plane; return the run's public id.
 
-    `script` is the scenario's file, which is shown as the run's script.
+    `script` is the path of the scenario's file.
 
     Raises:
         InputError: the server refused the run.
@@ -98,7 +98,6 @@ class Broadcast:
         stream: str = TELEMETRY,
     ) -> None:
         self.state = State.STARTING
-        # Number of records on the bus above which the simulation waits.
         self.waiting = 100_000
         self._simulation = simulation
         self._run = run
@@ -167,7 +166,6 @@ class Broadcast:
             self._add(entry)
 
     def _sign(self, state: State) -> None:
-        """Send the run's state if it is new, or if the last heartbeat is `_SIGN_S` old."""
         now = time.monotonic()
         if state != self.state or now >= self._signed + _SIGN_S:
             self.state, self._signed = state, now

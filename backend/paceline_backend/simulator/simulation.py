@@ -99,9 +99,8 @@ class TrainedSegment:
         If ranks share batches, they train the batches of a step at different times, so the
         segment's time is spread evenly over its steps. In another relaxed segment at whose end all
         ranks synchronise, the wait at the end is spread over the steps. If ranks do not synchronise
-        at the end, a step lasts from the moment at which the last rank has ended the previous step
-        to the moment at which the last rank has ended this step, because all ranks wait for the
-        slowest rank when the epoch ends.
+        at the end, a step lasts from the previous step's end to its own end, each on the rank that
+        ends it last.
         """
         step_s = self.step_s
         if self._pooled:
@@ -196,11 +195,7 @@ class Simulation:
         return made
 
     def _begin(self, hello: Hello, devices: Emulation, now: float) -> None:
-        """Begin an attempt at virtual time `now`.
-
-        Of the earlier attempts, the new attempt only knows the samples that they used
-        (`hello.used`).
-        """
+        """Begin an attempt at virtual time `now`; `hello.used` are samples of earlier attempts."""
         self.hello = hello
         self.devices = devices
         self.history = History(hello)
@@ -211,7 +206,6 @@ class Simulation:
         self._data_s = np.array(devices.data_s or [0.0] * hello.world)
         # The end of each rank's newest step, [W].
         self._clocks = np.full(hello.world, now)
-        # The synchronisation in force, and its model.
         self._sync = ALLREDUCE
         self._model = self._model_of(ALLREDUCE, 0)
 
@@ -328,8 +322,7 @@ class Simulation:
     def _begin_times(self, plan: Plan, costs: Costs) -> Floats:
         """Return the time at which each rank can begin a segment, [W].
 
-        A new model of the synchronisation is made, unless ranks continue into the segment without
-        synchronising.
+        Make a new model of the synchronisation, unless ranks continue without synchronising.
         """
         clocks, synchroniser = self._clocks, plan.synchroniser
         if self._model.goes_on:
@@ -407,12 +400,10 @@ def remaining(devices: Emulation, alive: list[int]) -> Emulation:
 class DealtBatches:
     """The batches of a segment's S steps on W ranks.
 
-    At first each rank has the batches that were planned for it. Each call of `pool` replaces the
-    batches of a span of steps by the batches that the ranks trained, some of which they took over
-    from each other.
+    At first these are the planned batches. Each call of `pool` replaces a span's batches by those
+    that the ranks trained, some of which they took over from each other.
 
     Args:
-        devices: devices of the ranks.
         plan: the plan of the segment; only its first step and the ranks' CPU threads are used.
         sizes: sizes of the segment's samples, sorted by step, then by rank.
         counts: number of samples of each batch, [S, W].

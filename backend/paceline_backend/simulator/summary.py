@@ -207,10 +207,7 @@ def under(scenario: Scenario, policy: str) -> Scenario:
 
 
 def compare(scenario: Scenario, names: list[str], warmup: int = 0) -> dict[str, Summary]:
-    """Simulate the scenario once under each of the policies `names`; see `under`.
-
-    `speedup` is the speed-up over `bsp`, if `bsp` is one of the policies.
-    """
+    """Simulate the scenario once under each of the policies `names`; see `under`."""
     runs = [under(scenario, name) for name in names]
     summaries = {
         variant.policy: run(Simulation.of(variant), warmup)[variant.policy] for variant in runs

@@ -1,7 +1,7 @@
 """Probabilities of different costs of a batch, while a run has the records of only a few steps.
 
-`linear` calls `plausible`. Once there are enough rows, `linear` compares cost functions by
-how well each forecasts the rows.
+`linear` calls `plausible`. Once there are enough rows, `linear` instead compares costs by how well
+each forecasts the rows.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from paceline_backend.policies.values import Feedback, Floats, usable
 
 Bools = npt.NDArray[np.bool_]
 
-# If the median rank has at least this many rows, `linear` does not use this module; it compares
-# costs by their forecasts of the rows.
+# If the median rank has at least this many rows, `linear` does not use this module.
 YOUNG_ROWS = 24
 # Costs with a smaller probability are not returned.
 _PLAUSIBLE = 0.02
@@ -60,11 +59,11 @@ def plausible(rows: Feedback) -> list[Weighed]:
     """Return the costs of a batch that the rows do not rule out, the most probable first.
 
     `rows` has arrays [S, W] with S steps of some ranks, each of which has a usable row. In the
-    model, a row's time is the cost of its batch, times a factor of the rank, times noise. The
-    ranks' factors vary around a common mean. In the oldest step, the times of all ranks may have an
-    additional common factor.
-    The result has at most one cost of each family. One family depends mostly on the number of
-    samples. The others are linear or quadratic in the sizes, padded or not padded.
+    model, a row's time is the cost of its batch, times the rank's factor, times noise. The ranks'
+    factors vary around a common mean. In the oldest step, the times of all ranks may have an
+    additional common factor. The result has at most one cost of each family. One family depends
+    mostly on the number of samples. The others are linear or quadratic in the sizes, padded or not
+    padded.
     """
     valid = usable(rows.samples, rows.load, rows.compute_s)
     # Old records lack `longest` and `squares`, without which costs cannot be compared.
@@ -105,8 +104,6 @@ def _weighed(
         time: logarithm of each row's time, [S, W].
         valid: mask of the usable rows, [S, W].
         loads: for each candidate, the effective loads of the rows, [S, W].
-        costs: the candidates for the cost.
-        sized: the candidates for the fraction of the cost that depends on sizes.
     """
     of = np.array([_likelihood(time, valid, load) for load in loads])
     best = int(of[:, 0].argmax())

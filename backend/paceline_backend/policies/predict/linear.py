@@ -2,7 +2,7 @@
 
 Most presets use `LinearPredictor`, which `policies.plan` calls for every segment. The fit of one
 rank's rows is compiled code in `regression`. This module selects the cost of a batch ("auto") and
-the prior of each rank, and replaces the fits of ranks with similar speed by weighted means.
+the prior of each rank, and pulls the fits of ranks of similar speed together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from paceline_backend.policies.predict.early import YOUNG_ROWS, Weighed, plausib
 from paceline_backend.policies.predict.regression import LEAST_RESIDUAL, SHARES, fit_ranks
 from paceline_backend.policies.values import LEAST_USABLE, Feedback, Floats, Ints, Models, usable
 
-# Types of parameters, for presets that use this predictor.
 WindowSteps = Annotated[
     int,
     Meta(
@@ -38,8 +37,8 @@ CostModel = Annotated[
 
 Bools = npt.NDArray[np.bool_]
 
-# The cost of a batch is the same for all ranks. It is selected by the forecasts for at most this
-# number of ranks.
+# The cost of a batch, the same for all ranks, is selected by the forecasts for at most this many
+# ranks.
 _COST_RANKS = 16
 # Candidates for κ, the weight of the quadratic term of a cost. They are multiples of 1 ÷ (Σλ² ÷
 # Σλ), where Σλ² ÷ Σλ is the mean size λ of the samples, weighted by size.
@@ -141,7 +140,7 @@ class LinearPredictor:
     def _models(self, rows: Feedback, cost: Cost, noise: float = 0.0) -> Models:
         """Fit all ranks' models under a cost.
 
-        `noise` is the relative noise of the times of ranks that have too few rows to estimate it.
+        `noise` is the relative noise of ranks that have too few rows to estimate it.
         """
         world = rows.load.shape[1]
         fits, errors = _fit_shares(rows, cost, self.window, noise)
@@ -175,10 +174,7 @@ def _fit_shares(
     count = pairs.sum(axis=0)
 
     def jumps(fits: Floats) -> Floats:
-        """Return absolute differences of successive residuals, [S - 1, W]; NaN where unknown.
-
-        A residual is the logarithm of a step's measured time ÷ its time according to `fits`.
-        """
+        """Return absolute differences of successive residuals, [S - 1, W]; NaN where unknown."""
         a, c, b = fits.T
         forecast = a * load + c * samples + b
         fine = valid & (forecast > 0)
@@ -258,7 +254,6 @@ def _common(
     its effective load, its number of samples, and 1.
     """
     count = np.diff(first, append=len(level))
-    # For each level, the number of the peak to which it belongs.
     peak = np.repeat(np.arange(len(first)), count)
     limit = (1 + np.sqrt(2 * np.log(count)))[peak] * error
     near = np.abs(level - level[first + count // 2][peak]) <= limit
@@ -288,7 +283,7 @@ def _drawn(level: Floats, variance: Floats) -> Floats:
     explains the difference of the two levels.
     """
     made = np.empty_like(level)
-    # Levels that are far away have no weight, so a slice of the sorted levels suffices.
+    # Levels that are far away have no weight.
     for at in range(len(level)):
         near = slice(
             np.searchsorted(level, level[at] - 5 * np.sqrt(2 * variance[at])),
@@ -320,9 +315,9 @@ def _again_where_noisy(
 ) -> Floats:
     """Fit the noisy ranks a second time, now with known noise; return all ranks' fits, [W, 3].
 
-    In the first fit, `fits`, rows of noisy ranks that are off by chance are mistaken for changes of
-    speed. `noise` is the standard deviation of each rank's noise, [W]. `is_wide` is a mask of the
-    ranks that were fitted with the wide prior, [W].
+    The first fit, `fits`, mistakes chance deviations of noisy ranks for changes of speed. `noise`
+    is the standard deviation of each rank's noise, [W]; `is_wide` is a mask of the ranks with the
+    wide prior, [W].
     """
     noise = np.where(noise < _NOISY, 0.0, noise)
     for share, mine in zip(SHARES, (is_wide, ~is_wide), strict=True):
@@ -393,13 +388,12 @@ def _expects_padded(rows: Feedback, valid: Bools) -> bool:
     """Return True if batches should count as padded when padded and other costs score alike.
 
     A run's first steps distinguish padded and other costs best, because their batches have equal
-    counts. The scores do not include the first steps, because a fit needs some rows before it can
-    forecast; the probabilities that `plausible` returns do include them.
+    counts. The scores omit the first steps, because a fit needs some rows before it can forecast,
+    but `plausible` includes them.
     """
     if _grouped(rows, valid):
         return True
     padding = rows.samples[valid] * rows.longest[valid] / rows.load[valid]
-    # All batches have similar padding, so both costs give the same forecasts.
     if padding.max() < _ALIKE_PADDING * padding.min():
         return False
     first = plausible(rows)[0]
@@ -423,7 +417,6 @@ def _grouped(rows: Feedback, valid: Bools) -> bool:
         return True
     longest = np.where(valid, rows.longest, 0.0)
     padded = (rows.samples * longest).sum(axis=1)
-    # Padded load of batches with equal counts.
     alike = rows.samples.sum(axis=1) * longest.mean(axis=1)
     return bool(np.median(padded / np.maximum(alike, LEAST_USABLE)) < _HALF)
 
@@ -449,7 +442,7 @@ class PerSamplePredictor:
         valid = usable(rows.samples, rows.load, rows.compute_s)
         if not valid.any(axis=0).all():
             return Models.unknown(world)
-        # For each row: the number of usable rows from this row to the newest one.
+        # Number of usable rows from each row to the newest one.
         later = np.cumsum(valid[::-1], axis=0)[::-1]
         weight = (valid & (later <= self.window)) / np.minimum(later[0], self.window)
         load, compute_s = (weight * rows.load).sum(axis=0), (weight * rows.compute_s).sum(axis=0)

@@ -45,8 +45,7 @@ class BatchSizePredictor:
 
     The time of n samples of any size is T = c·n + b seconds. The fit is a least squares with c, b ≥
     0. If batch sizes hardly vary, the times cannot determine both c and b. A prior therefore pulls
-    b towards 0, which gives a sensible forecast for any n. The noisier the times, the larger the
-    weight of the prior.
+    b towards 0, the more the noisier the times are.
     """
 
     window: int = 64
@@ -92,7 +91,7 @@ class MinMaxAllocator:
     """
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
-        """See `Allocator.allocate`. The allocator has no state."""
+        """See `Allocator.allocate`."""
         if not models.known and problem.profiles:
             models = profiled(problem.profiles)
         if not models.known:
@@ -101,7 +100,7 @@ class MinMaxAllocator:
 
 
 def profiled(profiles: list[list[tuple[int, float]]]) -> Models:
-    """Fit models to the pairs (samples, seconds) that the profiling phase measured per worker."""
+    """Fit models to the profiling phase's pairs (samples, seconds) of each worker."""
     points = [np.array(rank, np.float64).T for rank in profiles]
     c, b = np.array([line(samples, compute_s) for samples, compute_s in points]).T
     return Models(_NO_SIZE * (c + b), c, b)

@@ -35,7 +35,7 @@ Expected = Callable[[Ints], Floats]
 
 
 class _BoundMemory(counts.Counted):
-    # The counts before rounding.
+    # Counts before rounding.
     target: list[float]  # [W]
     # First step whose time is not in `mean_s` yet.
     next: int
@@ -200,10 +200,7 @@ def _shortens(expected: Expected, current: Ints, chosen: Ints) -> bool:
 
 
 def _slowed(memory: _BoundMemory) -> Floats:
-    """Return each worker's time per sample since the last change of counts ÷ before it, [W].
-
-    The ratio is NaN where it is unknown.
-    """
+    """Return each worker's time per sample since the last change ÷ before it, [W]; NaN: unknown."""
     rate, before = _rate(memory), np.array(memory.rate or [0.0] * len(memory.counts))
     known = (rate > 0) & (before > 0)
     return np.where(known, before / np.where(known, rate, 1.0), np.nan)

@@ -31,10 +31,9 @@ from paceline_backend.policies.predict.gru import PAST, GruPredictor
 from paceline_backend.policies.presets.bsp import EqualCounts
 from paceline_backend.policies.solve import counts
 
-# Maximum number of search nodes that branch and bound visits; this takes about 30 ms.
+# Maximum number of nodes that branch and bound visits, in about 30 ms.
 _MOST_VISITED = 20_000
-# Branch and bound is used for at most this many workers; for more, `_MOST_VISITED` nodes are too
-# few.
+# Maximum number of workers for branch and bound; for more, `_MOST_VISITED` nodes are too few.
 _WORKERS = 64
 # Approximate maximum number of levels that `try_levels` tries. A level is a time in seconds that
 # all workers should take.
@@ -56,13 +55,11 @@ def shortened(threads: Ints, serial: float) -> Floats:
 def least_variance(times: Floats, most: int, cores: int, serial: float) -> Ints:
     """Return each worker's number of threads such that the variance of their times is least, [W].
 
-    A worker has 1 to `most` threads.
-    The search is branch and bound, depth first. Its bound is the sum of squared deviations of the
-    decided workers from their mean, which can only grow with more workers. The search begins with
-    the best choice of the following kind: each worker has the number of threads with which its time
-    is nearest to a common level. With more than 64 workers, this choice is the result. The search
-    visits at most 20,000 search nodes, and a dozen workers need fewer. Of equally good choices, the
-    choice with fewer threads is the result.
+    A worker has 1 to `most` threads. The search is branch and bound, depth first. Its bound is the
+    sum of squared deviations of the decided workers from their mean, which can only grow with more
+    workers. The search begins with the best choice of the following kind: each worker has the
+    number of threads with which its time is nearest to a common level. With more than 64 workers,
+    this choice is the result. Of equally good choices, the choice with fewer threads is the result.
 
     `times` are the workers' times with one thread, [W] s. `cores` is the maximum number of threads
     of all workers together (each worker has at least one thread); 0: no maximum. `serial` is the
@@ -100,7 +97,6 @@ class _Search:
         return threads
 
     def try_levels(self) -> None:
-        """Try, for each of many levels, the numbers of threads whose times are nearest to it."""
         levels = np.unique(self._choices)
         for level in levels[:: max(1, len(levels) // _LEVELS)]:
             wanted = np.cumsum(np.abs(self._choices - level).argmin(axis=1))
@@ -206,10 +202,7 @@ class ThreadAllocator:
 
     @staticmethod
     def _expected(models: Models, memory: _Ep4ddlMemory) -> Models:
-        """Return models for the current numbers of threads.
-
-        The feedback may still be from steps with the former numbers of threads.
-        """
+        """Return models for the current threads; feedback may be from steps with other threads."""
         if not models.known or not memory.single_s:
             return models
         return replace(

@@ -24,8 +24,7 @@ from paceline_backend.policies.base import BatchesOf, Choice, Feedback, Floats, 
 from paceline_backend.policies.presets.relaxed import RelaxedParameters
 from paceline_backend.policies.registry import make as policy_of
 
-# Number of blocks of neighbouring steps in the jackknife. It uses blocks, because slowdowns last
-# for several steps.
+# Number of blocks of steps in the jackknife; blocks, because slowdowns last for several steps.
 _BLOCKS = 8
 # The 97.5 % quantile of Student's t with `_BLOCKS` − 1 degrees of freedom.
 _T_OF_BLOCKS = 2.365
@@ -113,13 +112,12 @@ class _ChoiceMemory(msgspec.Struct, forbid_unknown_fields=True):
 class Measured:
     """A chooser that uses relaxed synchronisation while this surely saves enough time.
 
-    The relaxed synchronisation must save more than the fraction `saving` of the time. The time
-    under the synchronisation in force is measured; the time under the other synchronisation is
-    estimated. A step under the all-reduce is estimated to take the compute time of its slowest
-    rank, plus the time of the exchange and of everything else, such as data loading; both were last
-    measured under the all-reduce. A relaxed step is estimated to take the time that all ranks
-    together need for the step's work, or the time of the slowest rank if ranks cannot take over
-    batches. The exchange adds no time, because it normally runs while ranks compute.
+    The time under the synchronisation in force is measured; the time under the other
+    synchronisation is estimated. A step under the all-reduce is estimated to take the compute time
+    of its slowest rank, plus the time of the exchange and of everything else, such as data loading;
+    both were last measured under the all-reduce. A relaxed step is estimated to take the time that
+    all ranks together need for the step's work, or the time of the slowest rank if ranks cannot
+    take over batches. The exchange adds no time, because it normally runs while ranks compute.
 
     If the relaxed synchronisation saves less than `back`, the chooser returns to the all-reduce. If
     the relaxed synchronisation never saved enough, it is tried again after 20 times the duration of
@@ -132,7 +130,6 @@ class Measured:
     Therefore two consecutive choices must agree before the chooser returns to the all-reduce.
 
     Args:
-        relaxed: the alternative to the all-reduce.
         saving: fraction of the time for the same work that the relaxed synchronisation must save.
         back: saved fraction of the time below which the chooser returns to the all-reduce. A value
             above `saving` counts as `saving`.
@@ -200,8 +197,8 @@ class Measured:
         if len(newest) < _FEWEST_MEASURED:
             return None
         compute_s = rows.compute_s[newest]
-        # If ranks take over batches, a rank may compute no batch or several batches in a step. Such
-        # records have no compute time, so the step's records do not cover exactly its batches.
+        # If ranks take over batches, one rank may compute several batches in a step and another
+        # rank none. The record of the other rank then has no compute time.
         shared = now.relaxed and self.uneven
         whole: Any = (compute_s > 0).all(axis=1) if shared else np.ones(len(newest), bool)
         columns = (rows.load[newest], rows.sync_s[newest], rows.step_s[newest])
@@ -216,7 +213,7 @@ class Measured:
             now.wait_s = max(0.0, now.wait_s - passed_s)
 
     def _change(self, now: _ChoiceMemory) -> None:
-        # The relaxed synchronisation saved enough until conditions changed: the try was right.
+        # The relaxed synchronisation saved enough until conditions changed.
         if now.proved:
             now.wrong = 0
         elif now.relaxed:

@@ -1,7 +1,4 @@
-"""Presets that only name a synchronisation, and use the batches of another preset.
-
-Each preset is made by `_preset` from its synchronisation and its parameters.
-"""
+"""Presets that only name a synchronisation, and use the batches of another preset."""
 
 from __future__ import annotations
 

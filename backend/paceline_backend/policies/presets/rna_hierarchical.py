@@ -29,8 +29,7 @@ from paceline_backend.policies.presets.relaxed import ON_PACELINE, RelaxedParame
 from paceline_backend.policies.registry import make as policy_of
 from paceline_backend.policies.values import LEAST_USABLE, Ints
 
-# The newest steps are divided into this many parts. Groups change only if all parts give the same
-# new groups.
+# The newest steps are divided into this many parts.
 _HISTORY_PARTS = 4
 _HISTORY_STEPS = 8 * _HISTORY_PARTS
 

@@ -12,6 +12,9 @@ time. The order of the steps is random, and so is the choice among samples of si
 First each sample, largest first, is given to the bin with the most room (`_fullest`). Then bins
 exchange samples until each bin has its target load (`close`), and bins of equal counts are
 regrouped into steps (`matched`, `evened`).
+
+In this module, `sizes` has the cost f(λ) of each of the R samples, and `bins` the number of each
+sample's bin, step · W + worker, [R] each. `a` is seconds per unit of cost.
 """
 
 from __future__ import annotations
@@ -98,8 +101,8 @@ def _descending(
 ) -> Ints:
     """Return the samples' positions, largest first, [R], with noise on all but very large samples.
 
-    The noise makes epochs differ. `effective` has the cost f(λ) of each sample, [R]. A sample is
-    very large if the slowest worker needs at least half of a step's time, `step_s`, for it.
+    A sample is very large if the slowest worker needs at least half of a step's time, `step_s`, for
+    it.
     """
     ordinary = effective < 0.5 * step_s / workers.a.max()
     noise = np.exp(rng.uniform(-_JITTER, _JITTER, len(effective)))
@@ -139,9 +142,9 @@ def _bound(smallest: Floats, counts: Ints, w: Workers, order: Ints) -> tuple[flo
     The group is the first k workers in `order`. `smallest[m]` is the sum of the costs f(λ) of a
     step's m smallest samples. `counts` is each worker's number of samples, [W]. The function first
     sorts `order`, the workers, [W], in place by descending a·count, where a is the worker's time
-    per unit of cost. So the workers that have time only for small samples come first.
+    per unit of cost.
     """
-    # Use an insertion sort, because only two workers are usually out of order.
+    # An insertion sort, because usually only two workers are out of order.
     for k in range(1, len(order)):
         j, at = order[k], k
         need = w.a[j] * counts[j]
@@ -172,7 +175,6 @@ def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
     tried = order.copy()
     for _ in range(64):
         if binding == world or counts[order[binding]] == 0:
-            # The group of all workers gives the bound, so no other counts lower the bound.
             break
         giver, taker = 0, 0
         for k in range(0, binding, stride):
@@ -263,9 +265,8 @@ def _pop(places: int, bins: _Bins) -> int:
 def _fullest(bins: _Bins, each: float) -> tuple[int, float]:
     """Find the bin with the most room for its next sample.
 
-    Return the number of samples that this bin lacks, and its room. A bin's room is its gap, minus
-    a load of `each` for every further sample that it lacks. Bins that lack equally many samples are
-    in one heap, so only the first bin of each heap is compared.
+    Return the number of samples that this bin lacks, and its room. A bin's room is its gap, minus a
+    load of `each` for every further sample that it lacks.
     """
     places, room = 0, -np.inf
     for free in range(1, len(bins.ends)):
@@ -289,9 +290,8 @@ def _open(step: int, time_s: float, counts: Ints, w: Workers, bins: _Bins) -> No
 def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
     """Return the summed speed of the workers with samples, and the load that fixed costs displace.
 
-    A worker takes a seconds per unit of cost, c seconds per sample and b seconds per step. The
-    speed is Σ 1/a. The displaced load is what the workers could do in the time of b and c·n, where
-    n is the worker's number of samples in `counts`, [W].
+    The speed is Σ 1/a. The displaced load is what the workers could do in the time of b and c·n,
+    where n is the worker's number of samples in `counts`, [W].
     """
     speed, due = 0.0, 0.0
     for j in range(len(counts)):
@@ -305,8 +305,8 @@ def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
 def _deal(sizes: Floats, total: float, small: float, w: Workers, bins: _Bins) -> None:
     """Give each sample, largest first, to the bin with the most room, as `_fullest` defines it.
 
-    `sizes` has the cost f(λ) of each sample, nearly descending, [R]. `total` is the sum of `sizes`,
-    and `small` the mean of the smallest values: see `_FILLERS`.
+    `sizes` is nearly descending; `total` is its sum, and `small` the mean of its smallest values:
+    see `_FILLERS`.
     """
     counts, last = bins.counts, bins.last
     world, samples = len(counts), len(sizes)
@@ -354,7 +354,6 @@ def _deal(sizes: Floats, total: float, small: float, w: Workers, bins: _Bins) ->
 @compiled
 def _laid_out(bins: Ints, counts: Ints, last: Ints, turn: Ints) -> Ints:
     world = len(counts)
-    # Position of each bin's next sample.
     at = np.empty(len(turn) * world, np.int64)
     start = 0
     for place in range(len(turn)):
@@ -372,13 +371,8 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
     """Exchange samples between bins with too much load and bins with too little load.
 
     The bins that are furthest from their target come first. `bins` and `gap` are changed in place.
-
-    Args:
-        sizes: cost f(λ) of each sample, [R].
-        bins: number of each sample's bin, step · W + worker, [R].
-        gap: load that each bin lacks to reach its target; negative if the bin has too much, [bins].
-        a: each worker's time in seconds per unit of cost, [W].
-        step_s: mean time of a step.
+    `gap` is the load that each bin lacks to reach its target, [bins], negative if the bin has too
+    much. `step_s` is the mean time of a step.
     """
     held, number = grouped(bins, len(gap))
     ends = np.cumsum(number)
@@ -387,7 +381,6 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
     off = np.arange(len(gap))
     tried, in_vain = 0, 0
     for turn in range(_BIN_PASSES):
-        # Continue with the bins that are not close to their target.
         off = off[np.abs(gap[off]) * a[off] > _BIN_TOLERANCE * step_s]
         off = off[np.argsort(gap[off], kind="stable")]
         tried += len(off) // 2 * int(number.max()) ** 2
@@ -403,9 +396,9 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
 class _Binned(NamedTuple):
     """Samples sorted by bin.
 
-    `sizes` has the cost f(λ) of each sample, and `held` its position in the caller's arrays.
-    ``ends[k]`` is the index in both at which bin k ends. A bin's samples are adjacent in memory,
-    because with a million samples, most of the time is spent on reading memory.
+    `held` is the position of each sample in the caller's arrays. ``ends[k]`` is the index in both
+    at which bin k ends. A bin's samples are adjacent, because with a million samples most of the
+    time goes into reading memory.
     """
 
     sizes: Floats  # [R]
@@ -419,8 +412,7 @@ def _exchanged(off: Ints, turn: int, binned: _Binned, gap: Floats, a: Floats) ->
 
     Return the number of exchanges. `off` has the bins in ascending sequence of their gaps. Bins are
     paired differently for each value of `turn`. `binned` and `gap`, the load that each bin lacks,
-    [bins], are changed in place. `a` is the time in seconds per unit of cost of each bin's worker,
-    [bins].
+    [bins], are changed in place. `a` has one value per bin, [bins].
     """
     sizes, held, ends = binned.sizes, binned.held, binned.ends
     changed, pairs = 0, len(off) // 2
@@ -451,12 +443,10 @@ def matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
     The first step gets each worker's bin with the largest load, the second step each worker's bin
     with the second largest load, and so on. Return each sample's new bin, [R]. A worker's bins hold
     equally many samples, except in the last step, which does not change. So any bins of different
-    workers can form a step, and this grouping minimises the total time of all steps. `bins`
-    is the bin of each sample, [R], `sizes` its cost f(λ), [R], and `steps` the number of steps
-    without the last one.
+    workers can form a step, and this grouping minimises the total time of all steps. `steps` is
+    their number without the last one.
     """
     load = np.bincount(bins, sizes, minlength=(steps + 1) * world).reshape(-1, world)
-    # The smaller last step stays last.
     load[steps] = -1.0
     step = np.argsort(np.argsort(-load, axis=0, kind="stable"), axis=0)
     return np.asarray((step * world + np.arange(world)).ravel()[bins])
@@ -467,9 +457,8 @@ def evened(bins: Ints, sizes: Floats, workers: Workers, counts: Ints, step_s: fl
 
     This is repeated while the total time of the steps falls. Return each sample's bin, [R]. If bins
     have few samples and sizes are whole numbers, often no bin can have exactly the mean time, but
-    the bins of one step can still have equal times. `bins` is the bin of each sample, [R], and
-    `sizes` its cost f(λ), [R]. `counts` is the number of samples of each bin, [steps + 1, W].
-    `step_s` is the mean time of a step.
+    the bins of one step can still have equal times. `counts` is the number of samples of each bin,
+    [steps + 1, W]. `step_s` is the mean time of a step.
     """
     steps, world = len(counts) - 1, counts.shape[1]
 
@@ -502,7 +491,7 @@ def _targets(time_s: Floats, a: Floats) -> Floats:
     change the total load, so the loads that bins lack must sum to zero. Therefore some steps have
     another target: if the sum is negative, the time of the step's slowest bin; if the sum is
     positive, the time of its fastest bin. `time_s` is the time of each bin, [steps + 1, W], NaN for
-    bins without samples. `a` is each worker's time in seconds per unit of cost, [W].
+    bins without samples.
     """
     # `np.sort` puts NaN last.
     there = np.sort(time_s, axis=1)

@@ -221,8 +221,7 @@ class SimulatedTimeline:
 class SimulatedSync(Protocol):
     """A model of the ranks' waiting for each other, on the virtual clock.
 
-    `goes_on` says whether the next segment uses the same object. The same arguments give the same
-    timeline. Not thread-safe.
+    The same arguments give the same timeline. Not thread-safe.
     """
 
     # True: if the next segment has the same synchronisation, ranks continue into it without

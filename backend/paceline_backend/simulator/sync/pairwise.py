@@ -21,8 +21,7 @@ class SimulatedPairwise:
     After each step, a rank with an even number requests a mean of two replicas from a rank with an
     odd number. The requesting rank computes its next step meanwhile; this step does not end before
     the answer arrives. Partners are drawn from `seed`, as on real ranks. The requests of a segment
-    are simulated before those of the next segment: a request of the later segment is answered when
-    the answering rank answers no request of an earlier segment.
+    are simulated before those of the next segment, so a later segment's request never delays them.
     """
 
     def __init__(self, world: int, seed: int) -> None:

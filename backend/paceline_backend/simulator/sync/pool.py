@@ -6,11 +6,9 @@ steps of a segment up to the next exchange among all ranks (`core.pool.ends_span
     pool = SimulatedPool(world)
     timeline = pool.run(what, model, starts, work)  # instead of `model.run(starts, work)`
 
-First the pool assigns the batches of each span to ranks, as if no rank waited within a span.
-`Queues` are the batches that were planned for each rank. Until the time that `settled` returns,
-each rank trains its own batches, regardless of the other ranks. For later times, `Events` simulates
-which batch each rank trains next. The state of each rank's queue (`core.pool.RankQueue`) is kept
-in a `Board`.
+First the pool assigns the batches of each span to ranks, as if no rank waited within a span. Until
+the time that `settled` returns, each rank trains its own batches. For later times, `Events`
+simulates which batch each rank trains next.
 
 Then the synchronisation's model is called with the number of batches that each rank trains. The
 resulting times are added up to one record per rank and step, as real ranks report them.
@@ -204,7 +202,7 @@ def _joined(parts: list[SimulatedTimeline]) -> SimulatedTimeline:
 
 @dataclass
 class Takes:
-    """Batches that ranks took over from other ranks, sorted by time; each list is a column."""
+    """Batches that ranks took over from other ranks, sorted by time."""
 
     # The rank that took the batch.
     rank: list[int] = field(default_factory=list)
@@ -389,7 +387,7 @@ class Board:
 
 
 class Events:
-    """Event simulation of a span. At each event a rank needs its next batch."""
+    """Event simulation of a span. Each event is a rank that needs its next batch."""
 
     def __init__(self, queues: Queues, samples: Ints, first: int, dealing: Dealing) -> None:
         self.takes = Takes()

@@ -145,7 +145,6 @@ class _SimulatedMean:
     part: int
     # Step after which the mean is applied.
     due: int
-    # Time at which the exchange begins, because all ranks know that every rank has contributed.
     begins_at: float
     ends_at: float
     # Number of samples that each rank had trained since the part's previous mean.
