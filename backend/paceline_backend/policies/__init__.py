@@ -3,7 +3,7 @@
 A `Policy` is made of parts (`base`). A `Predictor` learns the ranks' speeds. An `Allocator` chooses
 how many samples each rank gets, and a `Scheduler` chooses which samples. A `Shuffler` chooses the
 rank to which each sample belongs. A `Chooser` picks the gradient synchronisation. A `Preset` is a
-policy that users choose by name. `plan` makes the next `Plan`.
+policy that users choose by name.
 
 Controller, simulator, what-if and replay call `make` and `plan`. A third party's package registers
 a `Preset` with the entry point group ``paceline.policies``:

@@ -12,9 +12,9 @@ and ``Scheduler.compose``, but only at an epoch's start, after a switch of the p
 controller takes over a run; ``Chooser.choose``; ``Allocator.allocate``; ``Scheduler.schedule``.
 
 All parts are pure: no I/O, no clock, no global random state, and no state except the `memory` that
-they return and get back with the next call. The same arguments give the same result, on any thread.
-Parts return new values and change no argument. In the shapes of arrays, W is the number of workers
-(ranks), N of samples in the data set, F of feedback rows, and S of steps in the segment.
+they return and get back with the next call. Parts return new values and change no argument. In the
+shapes of arrays, W is the number of workers (ranks), N of samples in the data set, F of feedback
+rows, and S of steps in the segment.
 """
 
 from __future__ import annotations

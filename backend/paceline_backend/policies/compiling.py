@@ -3,9 +3,9 @@
 Numba keeps the machine code in ``__pycache__`` beside the source, or else in the user's cache
 folder. Container images contain code that was compiled when the image was built
 (docker/control-plane.Dockerfile). In such a container both folders are read-only, and Numba raises
-an error. Numba also raises an error if the disk is full or a file belongs to another user. This
-module catches these errors: if the cache cannot be read, kernels are compiled again, and if the
-cache cannot be written, the compiled code is only kept in memory.
+an error, as it does if the disk is full or a file belongs to another user. This module catches the
+error: if the cache cannot be read, kernels are compiled again, and if the cache cannot be written,
+the compiled code is only kept in memory.
 """
 
 from __future__ import annotations

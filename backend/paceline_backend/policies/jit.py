@@ -1,7 +1,7 @@
 """Kernels of `predict` and `solve`, which Numba compiles at their first call.
 
-Importing Numba takes a second of CPU and 60 MB, and most processes that import policies never plan.
-So `compiled` returns a `Kernel`, which imports Numba only when it is first called.
+A `Kernel` imports Numba only when it is first called: the import takes a second of CPU and 60 MB,
+and most processes that import policies never plan.
 """
 
 from __future__ import annotations

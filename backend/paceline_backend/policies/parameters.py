@@ -1,7 +1,7 @@
 """Parameters of presets: their base class, their JSON Schema, and checks of given values.
 
 The registry calls `convert` before it makes a policy, and `with_presets` to limit the values of
-`BatchesOf` fields. REST shows `properties`.
+`BatchesOf` fields.
 
     class Parameters(parameters.Parameters, frozen=True, kw_only=True):
         alpha: Annotated[float, Meta(gt=0, le=1, description="Weight of the newest step.")] = 0.3

@@ -27,8 +27,7 @@ from paceline_backend.policies.parts import (
 from paceline_backend.policies.solve.constraints import gridded, within_limits
 from paceline_backend.policies.values import Feedback, Ints, Models, Problem
 
-# In a run with a token budget, an allocator computes counts for a global batch of at least this
-# number of samples per worker.
+# Minimum number of samples per worker; see `_in_fine_counts`.
 _FINE_SAMPLES = 8
 
 
@@ -37,7 +36,7 @@ class Shuffle:
     """Placement and order of samples from which the epoch's next plans start.
 
     The caller of `plan` stores both; they are not part of the `Plan`. If `plan` did not call the
-    shuffler, placement and order are the same as in its argument `problem`.
+    shuffler, they are those of its argument `problem`.
     """
 
     placement: Ints  # [N]
@@ -85,7 +84,7 @@ def plan(
             a switch and at a controller's takeover.
         choice: result of `Policy.choose` for this feedback and ``problem.memory``; None: call
             `Policy.choose`.
-        ahead: inputs for planning the whole next epoch. Its placement has the rank that last
+        ahead: inputs for planning the whole next epoch; `ahead.placement` has the rank that last
             trained each sample. If the ranks' speeds are known, the next epoch's placement is
             planned as well. None: only this epoch is planned.
 

@@ -68,8 +68,7 @@ class Feedback:
 
         Each array of the result is [count, W]. Its values in one row may be from different steps,
         because a rank has no usable row in some steps: see `usable`. If a rank has fewer than
-        `count` usable rows, some of them appear several times. If it has none, its newest row
-        appears `count` times.
+        `count` usable rows, some appear several times; if none, its newest row does.
         """
         rows = self.by_step(world)
         steps, worked = len(rows.samples), usable(rows.samples, rows.load, rows.compute_s)
@@ -259,8 +258,8 @@ class Problem:
     remaining: Ints  # [R]
     # `remaining` in the order in which the steps use the samples: see `Scheduler.compose`.
     order: Ints  # [R]
-    # The worker to which each sample belongs (which "holds" it): the last worker that trained the
-    # sample, or the worker that the shuffler chose.
+    # The worker that holds each sample: the last worker that trained it, or the worker that the
+    # shuffler chose.
     placement: Ints  # [N]
     epoch: int
     # Global step number of the segment's first step.

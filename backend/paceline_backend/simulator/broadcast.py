@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 # A run's page lists the workers' devices only if there are at most this many workers.
 EMULATED_SHOWN = 1_024
-# Maximum number of records in a message, unless a single step has more.
+# Maximum number of records in a message, unless one step has more.
 _RECORDS = 10_000
 # A message on the bus counts as at least this many records, because each message takes memory.
 _AS_RECORDS = 250

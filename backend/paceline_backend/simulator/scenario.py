@@ -371,9 +371,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _profiles(self, devices: Emulation, size: float) -> list[list[tuple[int, float]]]:
-        """Return pairs (samples, seconds) of each worker's trial batches of samples of one size,
-        [W].
-        """
+        """Return pairs (samples, seconds) of each worker's trial batches, [W]."""
         room = np.array(self.memory_limits() or [self.global_batch] * self.workers)
         trials: list[list[tuple[int, float]]] = [[] for _ in range(self.workers)]
         calm = msgspec.structs.replace(devices, slowdowns=[], delay_s=(0.0, 0.0), noise=0.0)

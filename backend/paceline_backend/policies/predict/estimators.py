@@ -38,7 +38,7 @@ _SPLITS, _VALIDATED_RANKS = 3, 4
 _CAP = 0.3
 # A candidate replaces the first candidate only if its error is smaller by this fraction.
 _BETTER = 0.02
-# Relative residuals and coefficients below this value count as 0.
+# Smaller relative residuals and coefficients count as 0.
 _ZERO_RESIDUAL = 1e-6
 # A forecast is invalid if it is at least this many times the rank's mean time: with numbers near
 # 1e308, `non_negative` would crash the process.
@@ -97,7 +97,7 @@ class Huber:
         return self
 
     def predict(self, inputs: Floats) -> Any:
-        """Return the times of batches; see `Estimator.predict`."""
+        """See `Estimator.predict`."""
         return self._fitted.predict(inputs)
 
 
@@ -115,7 +115,7 @@ class Isotonic:
         return self
 
     def predict(self, inputs: Floats) -> Any:
-        """Return the times of batches; see `Estimator.predict`."""
+        """See `Estimator.predict`."""
         return self._fitted.predict(inputs[:, 0])
 
 
@@ -159,8 +159,8 @@ class EstimatorPredictor:
 
     Of several candidates, the predictor uses the one that best forecasts later steps from earlier
     steps, averaged over a few ranks. If a candidate raises a ValueError for a rank, its error for
-    this rank is the maximum, `_CAP`. Candidates are functions that return a new regressor at each
-    call. Regressors must be deterministic, because a replay recomputes plans from the database.
+    this rank is the maximum, `_CAP`. Regressors must be deterministic, because a replay recomputes
+    plans from the database.
     """
 
     candidates: Mapping[str, Callable[[], Estimator]] = field(default_factory=lambda: REGRESSORS)
@@ -168,7 +168,7 @@ class EstimatorPredictor:
     cost: Cost = SUM
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """Fit all ranks. Models are known as soon as each rank has one usable row."""
+        """See `Predictor.fit`."""
         rows = feedback.by_step(world)
         load = np.asarray(self.cost.load(rows.features), np.float64)
         valid = usable(rows.samples, load, rows.compute_s)

@@ -23,7 +23,7 @@ _SEQUENCES = 64
 # Number of Adam steps; each step uses all sequences.
 _ADAM_STEPS = 24
 _RATE = 0.05
-# Value of `Models.a` ÷ a step's time. Sizes are not used, but `Models.a` must be above 0.
+# `Models.a` ÷ a step's time. Sizes are not used, but `Models.a` must be above 0.
 _NO_SIZE = 1e-12
 
 # Guards torch's number of threads, which is a setting of the whole process.
@@ -41,7 +41,7 @@ class GruPredictor:
     """
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """Fit all ranks. Models are known as soon as each rank has one usable row."""
+        """See `Predictor.fit`."""
         if not len(feedback):
             return Models.unknown(world)
         table = StepTable.of(feedback, world, 0)

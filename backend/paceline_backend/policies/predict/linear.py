@@ -1,8 +1,7 @@
 """Predictors of the time that each worker takes for a step; the time is linear in the load.
 
-Most presets use `LinearPredictor`, which `policies.plan` calls for every segment. The fit of one
-rank's rows is compiled code in `regression`. This module selects the cost of a batch ("auto") and
-the prior of each rank, and pulls the fits of ranks of similar speed together.
+The fit of one rank's rows is compiled code in `regression`. This module selects the cost of a batch
+("auto") and the prior of each rank, and pulls the fits of ranks of similar speed together.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ _COST_RANKS = 16
 # Candidates for κ, the weight of the quadratic term of a cost. They are multiples of 1 ÷ (Σλ² ÷
 # Σλ), where Σλ² ÷ Σλ is the mean size λ of the samples, weighted by size.
 _CURVES = 2.0 ** np.arange(-3, 7)
-# To refine the best candidate for κ, it is multiplied and divided by each of these factors in turn,
-# and the best of the three values is kept.
+# The best candidate for κ is multiplied and divided by each of these factors in turn, and the best
+# of the three values is kept.
 _FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()
 # If the log-likelihoods of padded and unpadded costs differ by at most this margin,
-# `_expects_padded` chooses between them. A cost with κ > 0 must be better than the cost with κ = 0
-# by this margin.
+# `_expects_padded` chooses between them. A cost with κ > 0 must beat the cost with κ = 0 by this
+# margin.
 _PADDING_MARGIN = 12.0
 # A rank's noise is estimated from at least `_FEW_DIFFERENCES` differences between rows. If it is at
 # least `_NOISY`, the rank's rows are fitted a second time.
@@ -61,7 +60,7 @@ _SURE = 0.98
 # batches are padded, so the call of `plausible`, which takes 10 ms, is skipped.
 _ALIKE_PADDING = 1.05
 # Samples count as grouped by size if the padded loads of most steps are below this fraction of the
-# padded loads that the steps would have if all ranks had equal counts.
+# padded loads under equal counts.
 _HALF = 0.5
 # The wide prior of c and b is used only if its log-likelihood exceeds the log-likelihood of the
 # narrow prior by more than this value.
@@ -113,7 +112,7 @@ class LinearPredictor:
     shrink: bool = True
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """Fit all ranks. Models are known as soon as each rank has one usable row."""
+        """See `Predictor.fit`."""
         rows = feedback.by_step(world)
         if self.cost == "padded":
             return self._models(rows, Cost(padded=True))
@@ -298,10 +297,10 @@ def _drawn(level: Floats, variance: Floats) -> Floats:
 def _peaks(level: Floats, drawn: Floats, error: Floats) -> Ints:
     """Divide the sorted levels among the peaks of their density; return each peak's first index.
 
-    The method is the mean shift (Fukunaga and Hostetler, "The estimation of the gradient of a
-    density function", IEEE Trans. Inf. Theory 21, 1975). `drawn` is the first iteration of the mean
-    shift: for each level, the mean of the levels near it, [n]. `error` is the standard deviation of
-    each level, [n].
+    The method is mean shift (Fukunaga and Hostetler, "The estimation of the gradient of a density
+    function", IEEE Trans. Inf. Theory 21, 1975). `drawn` is the first iteration of the mean shift:
+    for each level, the mean of the levels near it, [n]. `error` is the standard deviation of each
+    level, [n].
     """
     drawn = at = np.maximum.accumulate(drawn)
     for _ in range(_SHIFTS):
@@ -406,7 +405,7 @@ def _grouped(rows: Feedback, valid: Bools) -> bool:
     In grouped batches, the sizes within a batch vary less than the mean sizes of the batches. Or,
     if a few sizes are huge, the longest sample of a batch with many samples is much shorter than
     the longest sample of a batch with few samples. The times of such batches hardly show whether
-    they are padded, so "padded" stays the default until the times contradict it.
+    they are padded.
     """
     several = valid & (rows.samples > 1)
     if not several.any():
@@ -434,7 +433,7 @@ class PerSamplePredictor:
     window: int = 64
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """Fit all ranks. Models are known as soon as each rank has one usable row.
+        """See `Predictor.fit`.
 
         If a rank's rows do not give a > 0, a is its mean time ÷ its mean load, and b is 0.
         """
@@ -457,6 +456,6 @@ class PerSamplePredictor:
 
 
 def warm_up() -> None:
-    """Compile the kernel, or read it from the cache, so that plans need not wait for it."""
+    """See `policies.warm_up`."""
     rows = Feedback.empty().by_step(1)
     _fit(rows, SUM, 1)

@@ -18,16 +18,13 @@ from paceline_backend.policies.values import LEAST_USABLE, Floats, Ints
 # A residual is the logarithm of a step's measured ÷ forecast time. If two successive residuals have
 # the same sign, and the absolute values of both exceed this value, the rank's speed has changed.
 _CHANGED = math.log(1.15)
-# If this multiple of the noise's standard deviation is larger than `_CHANGED`, it is the threshold
-# for a change of speed instead.
+# This multiple of the noise's standard deviation is the threshold instead, if it is larger.
 _CHANGE_DEVIATIONS = 3.0
 # Prior standard deviation of the noise of a rank's times, and the weight of this prior: it counts
 # as much as this number of rows.
 _PRIOR_NOISE, _BELIEF = 0.05, 4.0
 # Standard deviations of the two priors of c·n and b, relative to a step's time: a wide prior and a
-# narrow one. The narrow prior suits ranks whose speeds drift while plans give them loads that match
-# their speeds. The times of these ranks stay the same although their loads change, as if b were
-# large; the narrow prior prevents such a b.
+# narrow one. `linear._fit_shares` chooses between them.
 SHARES = (0.25, 0.03)
 # Minimum ratio of a to c + b.
 _LEAST_RATIO = 1e-3
@@ -134,8 +131,7 @@ def _fit_rows(
         rows[k, 2] *= math.exp(-drift)
         off = _off(now, rows[k])
         if seen >= _IGNORED_ROWS:
-            # Variance of the noise for the comparison of costs. `variance` includes a prior, so it
-            # is larger.
+            # Variance of the noise, without the prior that `variance` includes.
             counted = max(squares / seen, noise**2, LEAST_RESIDUAL**2)
             wider = 1 + _unsure(now, rows[k], counted, share)
             loss += min(off * off, _CAP**2) / wider
@@ -281,9 +277,8 @@ def _unsure(fit: Floats, row: Floats, variance: float, share: float) -> float:
     It is large, for example, for a small last step of an epoch: its time depends mostly on c and b,
     which steps of equal load do not determine.
 
-    Let x be (u, v, 1) of the row ÷ its forecast time, and A the matrix of the normal equations.
-    The result is x'(A + ridge)⁻¹x, where `_ridge` returns the ridge. As in `_solve`, a is
-    eliminated first.
+    Let x be (u, v, 1) of the row ÷ its forecast time, and A the matrix of the normal equations. The
+    result is x'(A + ridge)⁻¹x, where `_ridge` returns the ridge.
     """
     forecast = _forecast(fit, row)
     x, y, z = row[0] / forecast, row[1] / forecast, 1 / forecast

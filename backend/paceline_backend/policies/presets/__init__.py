@@ -4,8 +4,8 @@ Each file defines ``preset``, a `policies.base.Preset`. Relaxed presets let rank
 other, and use the batches of another preset; most are in one file, `relaxed`. docs/policies.md
 describes all presets.
 
-Only `policies.registry` reads this package. It finds each ``preset`` by its entry point in
-pyproject.toml, so a new preset needs both. `policies.make` then makes its policy:
+`policies.registry` finds each ``preset`` by its entry point in pyproject.toml, so a new preset
+needs a file here and an entry point there. `policies.make` then makes its policy:
 
     policies.make("rna", {"probes": 3})
 """

@@ -27,15 +27,14 @@ from paceline_backend.policies.predict.least_squares import non_negative
 from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
 
-# Standard deviation, in the prior, of the fraction of a step's time that does not depend on the
-# number of samples.
+# Prior standard deviation of the fraction of a step's time that is independent of n.
 _PRIOR_DEVIATION = 0.3
 # With at most this number of rows, the noise is estimated from the residuals of T ∝ n, not from the
 # residuals of the fitted line.
 _FEW_FITTED = 3
 # Lower bound of the relative noise of a step's time.
 _LEAST_NOISE = 0.01
-# Value of `Models.a` ÷ (c + b). Sizes are not used, but `Models.a` must be above 0.
+# `Models.a` ÷ (c + b). Sizes are not used, but `Models.a` must be above 0.
 _NO_SIZE = 1e-12
 
 
@@ -51,7 +50,7 @@ class BatchSizePredictor:
     window: int = 64
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """Fit all ranks. Models are known as soon as each rank has one usable row."""
+        """See `Predictor.fit`."""
         rows = feedback.by_step(world)
         valid = usable(rows.samples, rows.load, rows.compute_s)
         if not valid.any(axis=0).all():

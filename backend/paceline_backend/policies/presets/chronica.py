@@ -44,7 +44,7 @@ _LEVEL_PASSES = 2
 
 @dataclass(frozen=True)
 class PaperScheduler:
-    """CHRONICA's data scheduler as in the paper (Alg. 2). Workers use samples that they hold.
+    """CHRONICA's data scheduler as in the paper (Alg. 2).
 
     A step's first pick is a random sample, which its holder computes. Each later pick goes to the
     worker with the least expected time (ETT) so far. The worker gets the largest of its samples

@@ -35,8 +35,7 @@ from paceline_backend.policies.solve import counts
 _MOST_VISITED = 20_000
 # Maximum number of workers for branch and bound; for more, `_MOST_VISITED` nodes are too few.
 _WORKERS = 64
-# Approximate maximum number of levels that `try_levels` tries. A level is a time in seconds that
-# all workers should take.
+# Approximate maximum number of levels, common times of all workers, that `try_levels` tries.
 _LEVELS = 256
 # Threads change only if the standard deviation of the workers' times falls by more than this
 # fraction of their mean.
@@ -57,9 +56,9 @@ def least_variance(times: Floats, most: int, cores: int, serial: float) -> Ints:
 
     A worker has 1 to `most` threads. The search is branch and bound, depth first. Its bound is the
     sum of squared deviations of the decided workers from their mean, which can only grow with more
-    workers. The search begins with the best choice of the following kind: each worker has the
-    number of threads with which its time is nearest to a common level. With more than 64 workers,
-    this choice is the result. Of equally good choices, the choice with fewer threads is the result.
+    workers. The search begins with the best of the choices in which each worker's time is as near
+    as possible to a common level; with more than 64 workers, this is the result. Of equally good
+    choices, the choice with fewer threads is the result.
 
     `times` are the workers' times with one thread, [W] s. `cores` is the maximum number of threads
     of all workers together (each worker has at least one thread); 0: no maximum. `serial` is the
@@ -151,13 +150,11 @@ class _Ep4ddlMemory(counts.Counted):
 
 @dataclass(frozen=True)
 class ThreadAllocator:
-    """EP4DDL's choice of parallelism. All workers get the same number of samples.
-
-    Ranks begin with one thread. The numbers of threads change if this lowers the standard deviation
-    of the predicted times by more than 5 % of their mean, and not again in the next eight steps.
-    From the times of these steps, the allocator computes the fraction of the time that threads do
-    not shorten; before the first change, this fraction is `serial`. For `most` and `cores` see
-    `least_variance`.
+    """EP4DDL's choice of parallelism. All workers get the same number of samples, and begin with
+    one thread. The numbers of threads change if this lowers the standard deviation of the predicted
+    times by more than 5 % of their mean, and not again in the next eight steps. From the times of
+    these steps, the allocator computes the fraction of the time that threads do not shorten; before
+    the first change, this fraction is `serial`. For `most` and `cores` see `least_variance`.
     """
 
     most: int
@@ -202,7 +199,7 @@ class ThreadAllocator:
 
     @staticmethod
     def _expected(models: Models, memory: _Ep4ddlMemory) -> Models:
-        """Return models for the current threads; feedback may be from steps with other threads."""
+        """Return models for the current numbers of threads, because the feedback may be older."""
         if not models.known or not memory.single_s:
             return models
         return replace(

@@ -41,7 +41,7 @@ class _LbbMemory(counts.Counted):
     slope: list[float]  # [W]
     # Step since which each worker has had no samples; ignored for workers that have samples.
     idle: list[int]  # [W]
-    # The first step in which rapid tuning, which recomputes all counts, is allowed again.
+    # First step in which rapid tuning, which recomputes all counts, is allowed again.
     calm_until: int
 
 
@@ -113,13 +113,11 @@ class LbbAllocator:
     previous policy, they solve Eq. 3 for the profiles, or are equal if there are no profiles.
 
     A worker may get no samples (B_i = 0). It then does not count for SE. In Eq. 3, it still has a
-    model: with `times` "measured", its last one. After `retry_steps` steps the worker gets `step`
-    samples from the worker with most samples, so that its time becomes known and tuning continues.
+    model: with `times` "measured", its last one. After `retry_steps` steps it gets `step` samples
+    from the worker with most samples, so that its time is measured.
 
-    The paper's samples have equal sizes, so that a rank's time shows its speed. Where sizes differ,
-    the times of single steps mostly show which samples a rank got. By default, a rank's time is
-    therefore its expected time for typical samples (`counts.typical_s`). With `times` "measured",
-    it is the measured time, as in the paper.
+    By default, a rank's time is its expected time for typical samples (`counts.typical_s`). With
+    `times` "measured", it is the measured time, as in the paper.
     """
 
     fine_threshold: float = 0.05

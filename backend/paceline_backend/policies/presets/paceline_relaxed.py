@@ -1,7 +1,6 @@
 """`paceline-relaxed`: batches of `paceline`, and pairwise averaging while ranks still wait.
 
-With the scheduler's batches, all ranks take equally long, as far as speeds are constant and sizes
-determine the times of samples. Three causes of waiting remain: ranks that are slow at different
+With the scheduler's batches, three causes of waiting remain: ranks that are slow at different
 times, a rank whose smallest batch is still too large for it, and the all-reduce itself. Where ranks
 wait long, each rank steps independently, and after each step two replicas become their mean
 (AD-PSGD, Lian et al. 2018). No gradient is lost, no rank waits until another rank has computed, and
@@ -33,8 +32,8 @@ _FEWEST_MEASURED = 2 * _BLOCKS
 # The all-reduce is used again after this many consecutive choices against the relaxed
 # synchronisation.
 _AGREE = 2
-# If too few steps of a try of the relaxed synchronisation are usable, the try ends after this
-# number of segments, and this number of seconds counts as its duration.
+# A try of the relaxed synchronisation with too few usable steps ends after this number of segments,
+# and this number of seconds counts as its duration.
 _BLIND_SEGMENTS, _BLIND_S = 16, 60.0
 # Pause after a try of the relaxed synchronisation that saved too little, as a multiple of the try's
 # duration. The pause doubles with each further such try.
@@ -255,7 +254,6 @@ class Measured:
 
 
 def _recall(memory: Mapping[str, Any]) -> _ChoiceMemory:
-    """Return the chooser's state from the bus, or a new state if validation fails."""
     try:
         return msgspec.convert(memory, _ChoiceMemory)
     except msgspec.ValidationError:
@@ -265,8 +263,8 @@ def _recall(memory: Mapping[str, Any]) -> _ChoiceMemory:
 def _half_interval(steps: int, estimate: Callable[[Any], float]) -> float:
     """Return half of an estimate's 95 % interval, by the delete-a-block jackknife.
 
-    `estimate` computes the estimate from the steps that are True in a mask, [steps]. The steps are
-    in sequence, and `steps`, their number, is at least `_BLOCKS`.
+    `estimate` computes the estimate from the steps that are True in a mask, [steps]. `steps`, the
+    number of successive steps, is at least `_BLOCKS`.
     """
     blocks = np.arange(steps) * _BLOCKS // steps
     values = np.array([estimate(blocks != block) for block in range(_BLOCKS)])

@@ -102,8 +102,7 @@ def reweighted(weights: Floats, samples: Floats, compute_s: Floats) -> Floats:
     """Return each worker's share in proportion to the samples it trained per second (Eq. 8), [W].
 
     `weights` are the present shares w. `compute_s` is t, the seconds in which the workers computed
-    the gradients of their `samples`, [W] each. For example, w = (½, ½) and t = (2, 6) give (¾, ¼).
-    Workers without a time keep their share.
+    the gradients of their `samples`, [W] each. Workers without a time keep their share.
     """
     known = (samples > 0) & (compute_s > 0)
     if not known.any():

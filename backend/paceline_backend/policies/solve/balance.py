@@ -38,7 +38,7 @@ _FEW_SAMPLES = 20
 # Number of exchanges that are tried for one batch, which takes 2 ms; with many ranks, fewer.
 _BATCH_EXCHANGES = 1_000_000
 
-# Maximum number of search nodes of branch and bound, which take 2 ms.
+# Maximum number of nodes of branch and bound, which take 2 ms.
 _MOST_SEARCH_NODES = 30_000
 
 
@@ -150,7 +150,7 @@ def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
 def grouped(ranks: Ints, world: int) -> tuple[Ints, Ints]:
     """Return the samples' positions sorted by rank, [n], and each rank's number of samples, [W].
 
-    `ranks` is the rank of each of the n samples. A rank's positions are in ascending order.
+    A rank's positions are in ascending order.
     """
     counts = np.zeros(world, np.int64)
     for i in range(len(ranks)):

@@ -3,11 +3,11 @@
 The `paceline` preset calls `compose` in free mode, for unpadded costs, at each epoch's start and
 when the ranks' speeds have changed.
 
-An epoch of K steps on W workers has K·W bins. A bin is the local batch of one worker in one step.
-Each bin gets a fixed number of samples (`step_counts`) and should get the load that the worker can
-compute in the step's time. Samples that are too large for an average step are put into separate
-steps, one sample on each worker, smaller samples on slower workers. All other steps take the same
-time. The order of the steps is random, and so is the choice among samples of similar size.
+An epoch of K steps on W workers has K·W bins. A bin, the local batch of one worker in one step,
+gets a fixed number of samples (`step_counts`) and should get the load that the worker can compute
+in the step's time. Samples that are too large for an average step are put into separate steps, one
+sample on each worker, smaller samples on slower workers. All other steps take the same time. The
+order of the steps is random, and so is the choice among samples of similar size.
 
 First each sample, largest first, is given to the bin with the most room (`_fullest`). Then bins
 exchange samples until each bin has its target load (`close`), and bins of equal counts are
@@ -35,11 +35,10 @@ Bools = npt.NDArray[np.bool_]
 # Before ordinary samples are sorted by size, uniform noise between - `_JITTER` and `_JITTER` is
 # added to the logarithm of their size, so that epochs differ.
 _JITTER = 0.3
-# Bins with a very large sample are expected to be filled up with the smallest samples. This is the
-# fraction of all samples that count as the smallest.
+# Fraction of all samples, the smallest, that are expected to fill up bins with a very large sample.
 _FILLERS = 0.2
 # Workers count as equally fast with a very large sample if their times for it are at most this
-# multiple of the fastest worker's. The slowest of them gives the expected time of the step.
+# multiple of the fastest worker's.
 _ALIKE_TIMES = 1.02
 
 # `close` leaves a bin unchanged if its time differs from its target by at most this fraction of a
@@ -47,7 +46,7 @@ _ALIKE_TIMES = 1.02
 _BIN_TOLERANCE = 2e-4
 # Maximum number of passes over the bins in `close`.
 _BIN_PASSES = 64
-# `close` ends after this number of consecutive passes without an exchange.
+# Number of consecutive passes without an exchange after which `close` ends.
 _IN_VAIN = 4
 # `close` ends after trying about this number of pairs of samples, which takes 0.1 s.
 _MOST_PAIRS = 30_000_000
@@ -65,7 +64,7 @@ def compose(
     `effective` has the cost f(λ) of each of the R samples, [R], where λ is the sample's size. The
     result has the positions of the samples in `effective`, [R]; each `global_batch` successive
     samples are one step. Within a step, samples are sorted by the worker for which they are
-    intended. If R is not a multiple of `global_batch`, the last step is smaller.
+    intended.
     """
     steps, rest = divmod(len(effective), global_batch)
     if steps == 0 or global_batch < 2:
@@ -141,8 +140,7 @@ def _bound(smallest: Floats, counts: Ints, w: Workers, order: Ints) -> tuple[flo
 
     The group is the first k workers in `order`. `smallest[m]` is the sum of the costs f(λ) of a
     step's m smallest samples. `counts` is each worker's number of samples, [W]. The function first
-    sorts `order`, the workers, [W], in place by descending a·count, where a is the worker's time
-    per unit of cost.
+    sorts `order`, the workers, [W], in place by descending a·count.
     """
     # An insertion sort, because usually only two workers are out of order.
     for k in range(1, len(order)):
@@ -170,7 +168,6 @@ def _bound(smallest: Floats, counts: Ints, w: Workers, order: Ints) -> tuple[flo
 def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
     world = len(order)
     best, binding = _bound(smallest, counts, w, order)
-    # With many workers, try only some of them.
     stride = max(1, world // 32)
     tried = order.copy()
     for _ in range(64):
@@ -196,7 +193,7 @@ def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
 
 
 class _Bins(NamedTuple):
-    """The bins while they are filled. Bin number step · W + worker is a local batch.
+    """The bins while they are filled.
 
     `counts` is each worker's number of samples in a usual step, and `last` in the smaller last
     step, whose bins have the highest numbers. `of` is the bin of each sample. `gap` is the load
@@ -334,7 +331,6 @@ def _deal(sizes: Floats, total: float, small: float, w: Workers, bins: _Bins) ->
                     break
                 # Measured speeds have small errors. If workers' speeds differ only a little, the
                 # step must be long enough that several workers can take a sample of this size.
-                # With a shorter step, each of these samples would be in a step of its own.
                 until, time_s = opened + 1, alone[alone <= _ALIKE_TIMES * alone.min()].max()
             for step in range(opened, until):
                 _open(step, time_s, counts, w, bins)
@@ -455,10 +451,10 @@ def matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
 def evened(bins: Ints, sizes: Floats, workers: Workers, counts: Ints, step_s: float) -> Ints:
     """Call `matched`, then repeatedly exchange samples between bins and call `matched` again.
 
-    This is repeated while the total time of the steps falls. Return each sample's bin, [R]. If bins
-    have few samples and sizes are whole numbers, often no bin can have exactly the mean time, but
-    the bins of one step can still have equal times. `counts` is the number of samples of each bin,
-    [steps + 1, W]. `step_s` is the mean time of a step.
+    This is repeated while the total time of the steps falls. Return each sample's bin, [R]. With
+    few samples of whole sizes, often no bin can have exactly the mean time, but the bins of one
+    step can still have equal times. `counts` is the number of samples of each bin, [steps + 1, W].
+    `step_s` is the mean time of a step.
     """
     steps, world = len(counts) - 1, counts.shape[1]
 

@@ -154,7 +154,7 @@ class _Division:
         return np.asarray(grid * blocks + rest)
 
     def _shifted(self, ranks: Ints) -> Ints | None:
-        """Return the counts after moving `grid` samples away from the slowest rank, [W].
+        """Return the counts after moving `grid` samples from the slowest rank, [W].
 
         The samples go to the rank that ends first with them. Return None if no rank can take them.
         """
@@ -174,11 +174,11 @@ class _Division:
 def within_limits(
     batches: Assignment, policy: Policy, problem: Problem, models: Models
 ) -> Assignment:
-    """Move samples between ranks until each local batch keeps its limit; return the batches.
+    """Move samples between ranks until each local batch keeps ``problem.token_limits``.
 
-    The limits are ``problem.token_limits``. If the policy divides a batch by models, the samples
-    that exceed a worker's limit are also divided among the other workers by models. If not, these
-    samples go to the workers that are furthest below their limits.
+    If the policy divides a batch by models, the samples that exceed a worker's limit are also
+    divided among the other workers by models. If not, these samples go to the workers that are
+    furthest below their limits.
     """
     limits = problem.token_limits
     if limits is None:

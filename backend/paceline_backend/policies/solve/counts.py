@@ -43,7 +43,8 @@ class CountsParameters(Parameters, frozen=True, kw_only=True):
 # `Preset.variants` of every preset whose allocator chooses counts.
 LEVELLED = ({"which": "levelled"},)
 
-# Type of the parameter `times`, for presets that compute counts from the ranks' times.
+# Type of the parameter `times`, for presets that compute counts from the ranks' times. Where sizes
+# differ, the measured times of few steps mostly show which samples a rank got.
 Times = Annotated[
     Literal["typical", "measured"],
     Meta(
@@ -134,9 +135,8 @@ def bounds(problem: Problem, least: int = 0, most: Ints | None = None) -> tuple[
 def typical_s(models: Models, counts: Ints, sizes: Floats) -> Floats:
     """Return the time that each worker is expected to take for samples drawn at random, [W] s.
 
-    `counts` is the number of samples of each worker, [W]; without samples, the time is 0. Unlike
-    measured times, the expected times do not depend on the samples that a worker happened to get.
-    `sizes` has the size λ of each sample of the data set, [N]. The models must be known.
+    `counts` is the number of samples of each worker, [W]; without samples, the time is 0. `sizes`
+    has the size λ of each sample of the data set, [N]. The models must be known.
     """
     effective = np.asarray(models.cost.sizes(sizes), np.float64)
     load = counts * float(effective.mean())

@@ -1,9 +1,7 @@
 """Filling of one global batch from the samples that each worker holds (CHRONICA, Alg. 2).
 
-`Holdings` keeps a worker's samples sorted by size, for CHRONICA's scheduler and shuffler. `Filling`
-is the state of a global batch while it is filled: `fill` gives random samples to the worker that
-would finish first, `level_out` exchanges some of them, and `largest_first` fills an epoch's last
-step.
+`fill` gives random samples to the worker that would finish first, and `level_out` exchanges some of
+them. `largest_first` fills an epoch's last step.
 """
 
 from __future__ import annotations
@@ -156,8 +154,8 @@ class Filling:
 def fill(step: Filling, draws: list[float]) -> None:
     """Give one sample per element of `draws` to the worker that would then finish first.
 
-    An element is a random number from 0 to 1: the relative position of the sample among the samples
-    that the worker holds.
+    An element, from 0 to 1, is the relative position of the sample among those that the worker
+    holds.
     """
 
     def done(rank: int) -> float:

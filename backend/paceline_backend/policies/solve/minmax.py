@@ -22,10 +22,10 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
     The result n minimises the makespan max_j times_j(n_j), subject to Σ n_j = `total` and 0 ≤ n_j ≤
     limits_j for each worker j. `times` returns the workers' times for their numbers of samples; a
     worker's time must not decrease when its number of samples grows. It is then optimal to give
-    each sample to the worker that ends first with it, so the result is exact. Bisection on the
-    makespan gives all but a few samples at once, in about W · log²(total) operations. Of
-    equally good choices, the result is the choice in which the worker that ends first ends as late
-    as possible; if there are still several, the lowest ranks get the samples.
+    each sample to the worker that ends first with it. Bisection on the makespan gives all but a few
+    samples at once, in about W · log²(total) operations. Of equally good choices, the result is the
+    choice in which the worker that ends first ends as late as possible; if there are still several,
+    the lowest ranks get the samples.
 
     Raises:
         ValueError: the sum of the limits is below the total.

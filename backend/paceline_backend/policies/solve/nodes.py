@@ -1,8 +1,6 @@
 """Placements that keep samples on nodes, for CHRONICA and for data that lives on nodes.
 
-`homes_of` returns the ranks' nodes if samples must stay on them. `kept_on_nodes` exchanges samples
-of a placement so that fewer samples change their node, if this does not make the slower of two
-workers slower. `dealt` makes a run's first placement.
+`dealt` makes a run's first placement.
 """
 
 from __future__ import annotations
@@ -25,15 +23,15 @@ def kept_on_nodes(placement: Ints, problem: Problem, models: Models) -> Ints:
 
     A sample that goes from node A to node B is exchanged for a sample of similar size that goes
     from B to A. The exchange is not made if it would increase the larger of the two workers' total
-    times, or if a node has too little free storage for its new sample (`Problem.storage`).
-    `problem` is the argument of `Shuffler.shuffle`; its `nodes` must be known.
+    times, or if a node has too little free storage for its new sample (`Problem.storage`). The
+    nodes of `problem` must be known.
     """
     assert problem.nodes is not None
     nodes, sizes, placement = problem.nodes, problem.sizes, placement.copy()
     mine = placement[problem.remaining]
     load = np.bincount(mine, sizes[problem.remaining], models.world)
     work = models.a * load + models.c * np.bincount(mine, minlength=models.world)
-    # Without storage limits, free storage and lengths are zero, so every exchange is possible.
+    # Zeros, so that without storage limits every exchange is possible.
     room = lengths = np.zeros(len(sizes), np.int64)
     if problem.storage is not None:
         lengths = problem.storage.lengths

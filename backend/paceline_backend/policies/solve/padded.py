@@ -22,7 +22,7 @@ from paceline_backend.policies.values import Floats, Ints
 # Maximum number of states of the dynamic program in `_reached`. With 10 workers, 1024 states cover
 # every order of the workers.
 _STATES = 1024
-# Relative precision with which the time of a step is minimised.
+# Relative precision of a step's minimum time.
 _STEP_TOLERANCE = 1e-4
 # Number of iterations of `_runs`.
 _RUN_PASSES = 6

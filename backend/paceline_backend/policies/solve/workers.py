@@ -60,7 +60,7 @@ def level(sizes: Floats, workers: Workers) -> float:
     """Return the time at which all workers would end if samples were perfectly divisible.
 
     `sizes` has the cost f(λ) of each sample, [n]; only their mean is used. A worker whose fixed
-    time b is longer than the result gets no samples. Memory limits are ignored.
+    time b is longer than the result gets no samples; memory limits are ignored.
     """
     if not len(sizes):
         return 0.0

@@ -100,7 +100,6 @@ class SimulatedPairwise:
 
     def _ask(self, rank: int, k: int, at: float, work: Work, since: float) -> SimulatedRound:
         costs, takes_s = work.costs, work.costs.exchange_s()
-        # The step's number among all steps of the rank, counted over the segments.
         steps = int(self._steps[rank]) + k
         other = self._answering[self._partners[rank].next()]
         asked_at = other.begins(at + costs.call_s, takes_s) + takes_s / 2
@@ -134,10 +133,9 @@ class _Answering:
         self._ended_at += ended_at
 
     def begins(self, at: float, takes_s: float) -> float:
-        """Return the time at which the answer to a request that arrives at time `at` begins.
+        """Reserve `takes_s` seconds for the answer to a request that arrives at time `at`.
 
-        It is the first time since `at` at which the rank has `takes_s` seconds between other
-        answers. These seconds are reserved for the answer.
+        Return the time at which the answer begins: the start of the first free gap of this length.
         """
         earlier = max(bisect_left(self._taken, (at,)) - 1, 0)
         for begun, end in self._taken[earlier:]:

@@ -10,8 +10,8 @@ First the pool assigns the batches of each span to ranks, as if no rank waited w
 the time that `settled` returns, each rank trains its own batches. For later times, `Events`
 simulates which batch each rank trains next.
 
-Then the synchronisation's model is called with the number of batches that each rank trains. The
-resulting times are added up to one record per rank and step, as real ranks report them.
+Then the synchronisation's model runs the batches that each rank trains. The resulting times are
+added up to one record per rank and step, as real ranks report them.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _uneven(span: Work, bodies: Bodies) -> Work:
 
 def _reported(timeline: SimulatedTimeline, bodies: Bodies) -> SimulatedTimeline:
     step, last = bodies.step.copy(), bodies.first + bodies.span - 1
-    # Attribute the wait at the span's end to the last step.
+    # The wait at the span's end belongs to the last step.
     step[-1] = last
     ends = replace(bodies, step=step)
     of_rank = [bodies.step[:count, k].tolist() for k, count in enumerate(bodies.count.tolist())]
@@ -400,7 +400,7 @@ class Events:
         # Times of the batches of a step on all ranks, by step of the span.
         self._prices: dict[int, Prices] = {}
         self._room = [dealing.room(rank) for rank in range(self._world)]
-        # A rank leaves its queue to others only if every batch fits into every rank's memory.
+        # Ranks leave queues to others only if every batch fits into every rank's memory.
         self._may_leave = min(self._room) >= int(samples.max())
 
     def run(self, ends_at: Floats, pace_s: Floats, begun: Ints) -> tuple[Ints, Floats]:
