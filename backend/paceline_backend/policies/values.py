@@ -68,7 +68,8 @@ class Feedback:
 
         Each array of the result is [count, W]. Its values in one row may be from different steps,
         because a rank has no usable row in some steps: see `usable`. If a rank has fewer than
-        `count` usable rows, some appear several times; if none, its newest row does.
+        `count` usable rows, some appear several times; if it has none, its newest row appears
+        `count` times.
         """
         rows = self.by_step(world)
         steps, worked = len(rows.samples), usable(rows.samples, rows.load, rows.compute_s)

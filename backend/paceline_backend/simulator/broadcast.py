@@ -82,10 +82,10 @@ def register(server: Client, scenario: Scenario, script: str) -> str:
 class Broadcast:
     """A simulation that is reported as a registered run, from virtual time 0. Not thread-safe.
 
-    All reported times are virtual. Virtual time 0 is the Unix time `started_at`; reported times may
-    be ahead of the wall clock. An operator's switch or stop takes effect at the next segment. The
-    simulation waits while more than `waiting` of its records are on the bus and not stored yet, and
-    while the bus or the server is unavailable.
+    All reported times are virtual, and may be ahead of the wall clock; virtual time 0 is the Unix
+    time `started_at`. An operator's switch or stop takes effect at the next segment. The simulation
+    waits while more than `waiting` of its records are on the bus and not stored yet, and while the
+    bus or the server is unavailable.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Broadcast:
     def _on_the_bus(self) -> int:
         """Return an upper bound of the number of this run's records on the bus.
 
-        Messages are ingested in sequence. If the stream has n messages, at most the newest n
+        Messages are ingested in sequence, so if the stream has n messages, at most the newest n
         messages of this run are on the bus.
         """
         length = self._patiently(lambda: int(self._bus.xlen(self._stream)))

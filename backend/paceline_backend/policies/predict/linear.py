@@ -46,8 +46,8 @@ _CURVES = 2.0 ** np.arange(-3, 7)
 # of the three values is kept.
 _FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()
 # If the log-likelihoods of padded and unpadded costs differ by at most this margin,
-# `_expects_padded` chooses between them. A cost with κ > 0 must beat the cost with κ = 0 by this
-# margin.
+# `_expects_padded` chooses between them. A cost with κ > 0 must be better than the cost with κ = 0
+# by this margin.
 _PADDING_MARGIN = 12.0
 # A rank's noise is estimated from at least `_FEW_DIFFERENCES` differences between rows. If it is at
 # least `_NOISY`, the rank's rows are fitted a second time.
@@ -93,9 +93,9 @@ class LinearPredictor:
     speed has changed: a, c and b change by the same factor, which is computed from the newest row.
     The fit also follows gradual changes of speed once they are larger than the noise.
 
-    A weak prior pulls c and b towards 0. With this prior, feedback that cannot separate c from b
-    (constant n, as under `bsp`) or a from b (loads that hardly differ) still gives a sensible
-    forecast for other n and Λ'.
+    A weak prior pulls c and b towards 0, so that feedback that cannot separate c from b (constant
+    n, as under `bsp`) or a from b (loads that hardly differ) still gives a sensible forecast for
+    other n and Λ'.
 
     Args:
         window: the number of newest steps that the fit uses. Steps in which a rank had no samples
@@ -159,10 +159,9 @@ def _fit_shares(
     noise alone may cause, [W]. `unknown` is the relative noise of ranks that have too few rows to
     estimate it.
 
-    If a rank's speed drifts and plans adapt its load, the rank's time stays the same although its
-    load changes. Times would also stay the same if b were large, so the times alone do not show
-    whether the speed drifts or b is large. But from one step to the next, a speed hardly drifts. So
-    the fit uses the wide prior, which allows a large b, only if it explains the differences between
+    If a rank's speed drifts and plans adapt its load, its times stay the same although its load
+    changes, as if b were large. But from one step to the next, a speed hardly drifts. So the fit
+    uses the wide prior, which allows a large b, only if it explains the differences between
     successive steps clearly better than the narrow prior.
     """
     wide, narrow = (_fit(rows, cost, window, share)[0] for share in SHARES)
@@ -425,9 +424,8 @@ class PerSamplePredictor:
     """CHRONICA's runtime prophet as in the paper (Alg. 1).
 
     The paper fits the line T = a·Λ + b to the times T and loads Λ of a worker's steps by ordinary
-    least squares. The expected time of a sample of size λ is then a·λ + b, so the sum over a batch
-    counts b once per sample. `Models.c` therefore holds the paper's b. The fit uses the last
-    `window` steps.
+    least squares. The expected time of a sample of size λ is then a·λ + b, so `Models.c` holds the
+    paper's b. The fit uses the last `window` steps.
     """
 
     window: int = 64

@@ -110,7 +110,7 @@ def _fit_rows(
     of samples ÷ the mean number. The score is the loss (a sum of squared residuals), the number of
     scored rows, and the sum of ½ log(1 + `_unsure`) over these rows.
 
-    The fit is written to `now`. `before` holds the fit before the last change of speed, and `trial`
+    The fit is written to `now`; `before` holds the fit before the last change of speed, and `trial`
     is a buffer for `_reshaped`. A fit is an array of 16 numbers: 9 of the normal equations, the
     rows' Σ (time / about_s)² at `_ROWS` (see `_learn`), the coefficients (a, c, b) of u, v and 1 at
     `_BETA`, and the prior's (a, c, b) at `_USUAL`. `noise` is a lower bound of the noise's standard
@@ -271,11 +271,10 @@ def _off(fit: Floats, row: Floats) -> float:
 
 @compiled
 def _unsure(fit: Floats, row: Floats, variance: float, share: float) -> float:
-    """Return how uncertain the forecast of a row is because a, c and b are uncertain.
+    """Return the variance of a row's forecast that is due to a, c and b, ÷ the noise's `variance`.
 
-    The result is the variance of the forecast that is due to a, c and b, ÷ the noise's `variance`.
-    It is large, for example, for a small last step of an epoch: its time depends mostly on c and b,
-    which steps of equal load do not determine.
+    The result is large, for example, for a small last step of an epoch: its time depends mostly on
+    c and b, which steps of equal load do not determine.
 
     Let x be (u, v, 1) of the row ÷ its forecast time, and A the matrix of the normal equations. The
     result is x'(A + ridge)⁻¹x, where `_ridge` returns the ridge.

@@ -150,11 +150,13 @@ class _Ep4ddlMemory(counts.Counted):
 
 @dataclass(frozen=True)
 class ThreadAllocator:
-    """EP4DDL's choice of parallelism. All workers get the same number of samples, and begin with
-    one thread. The numbers of threads change if this lowers the standard deviation of the predicted
-    times by more than 5 % of their mean, and not again in the next eight steps. From the times of
-    these steps, the allocator computes the fraction of the time that threads do not shorten; before
-    the first change, this fraction is `serial`. For `most` and `cores` see `least_variance`.
+    """EP4DDL's choice of parallelism.
+
+    All workers get the same number of samples, and begin with one thread. The numbers of threads
+    change if this lowers the standard deviation of the predicted times by more than 5 % of their
+    mean, and not again in the next eight steps. From the times of these steps, the allocator
+    computes the fraction of the time that threads do not shorten; before the first change, this
+    fraction is `serial`. For `most` and `cores` see `least_variance`.
     """
 
     most: int

@@ -392,9 +392,9 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
 class _Binned(NamedTuple):
     """Samples sorted by bin.
 
-    `held` is the position of each sample in the caller's arrays. ``ends[k]`` is the index in both
-    at which bin k ends. A bin's samples are adjacent, because with a million samples most of the
-    time goes into reading memory.
+    `held` is the position of each sample in the caller's arrays. ``ends[k]`` is the index in
+    `sizes` and `held` at which bin k ends. A bin's samples are adjacent, because with a million
+    samples most of the time goes into reading memory.
     """
 
     sizes: Floats  # [R]

@@ -208,7 +208,7 @@ def compose_padded(
     positions in `effective`; each `global_batch` successive samples are one step.
 
     An epoch of K steps on W workers has K·W bins: a bin is the local batch of one worker in one
-    step. All bins of a worker have the same number of samples. Each bin is a contiguous slice of
+    step. All bins of a worker have the same number of samples, and each is a contiguous slice of
     the epoch's samples sorted by length. The lengths of a step's bins are such that the workers end
     at the same time. If workers have different counts, long samples are put into bins with few
     samples. Steps come in random order; within a step, samples come rank by rank. The samples of a

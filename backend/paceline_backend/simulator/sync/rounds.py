@@ -27,7 +27,7 @@ _REDUCTIONS = 2
 class SimulatedPartial:
     """Ranks that continue to compute while rounds reduce the gradients that are ready.
 
-    `call` is the rule by which ranks start a reduction round. `drift` bounds the staleness of
+    `call` is the rule by which ranks start a reduction round; `drift` bounds the staleness of
     gradients, and the steps that a rank may be ahead of the slowest rank.
     """
 
