@@ -144,7 +144,7 @@ class NodeChooser(Chooser, Protocol):
 
 @runtime_checkable
 class StepsChooser(Chooser, Protocol):
-    """A chooser that also considers the first step, and if numbers of steps may differ."""
+    """A chooser that also considers the first step, and whether numbers of steps may differ."""
 
     def on_steps(self, first: int, *, uneven: bool) -> Chooser:
         """Return the chooser for a segment that begins with step `first`.
