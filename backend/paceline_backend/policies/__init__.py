@@ -3,7 +3,7 @@
 A `Policy` is made of parts (`base`). A `Predictor` learns the ranks' speeds. An `Allocator` chooses
 how many samples each rank gets, and a `Scheduler` chooses which samples. A `Shuffler` chooses the
 rank to which each sample belongs. A `Chooser` picks the gradient synchronisation. A `Preset` is a
-policy that users choose by name. `plan` makes the next `Plan`.
+policy that users choose by name.
 
 Controller, simulator, what-if and replay call `make` and `plan`. A third party's package registers
 a `Preset` with the entry point group ``paceline.policies``:
@@ -12,8 +12,7 @@ a `Preset` with the entry point group ``paceline.policies``:
     segment, _ = plan(policy, problem, feedback, shuffle=True)
     segment.assignment.parts[0][3]  # the samples of rank 3 in the first step
 
-Subpackages: `predict`, `solve`, `presets`. `paceline_backend.testing` checks a third party's
-policy.
+`paceline_backend.testing` checks a third party's policy.
 """
 
 from paceline_backend.policies.base import (

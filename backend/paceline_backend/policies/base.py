@@ -12,13 +12,9 @@ and ``Scheduler.compose``, but only at an epoch's start, after a switch of the p
 controller takes over a run; ``Chooser.choose``; ``Allocator.allocate``; ``Scheduler.schedule``.
 
 All parts are pure: no I/O, no clock, no global random state, and no state except the `memory` that
-they return and get back with the next call. The same arguments give the same result, on any thread.
-Parts return new values and change no argument. All arrays are NumPy arrays. In their shapes, W is
-the number of workers (ranks), N of samples in the data set, F of feedback rows, and S of steps in
-the segment.
-
-The parts are defined in `parts`, the values in `values`, `plan` in `planner`, and the base class of
-a preset's parameters in `parameters`.
+they return and get back with the next call. Parts return new values and change no argument. In the
+shapes of arrays, W is the number of workers (ranks), N of samples in the data set, F of feedback
+rows, and S of steps in the segment.
 """
 
 from __future__ import annotations

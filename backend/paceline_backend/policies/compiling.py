@@ -3,9 +3,9 @@
 Numba keeps the machine code in ``__pycache__`` beside the source, or else in the user's cache
 folder. Container images contain code that was compiled when the image was built
 (docker/control-plane.Dockerfile). In such a container both folders are read-only, and Numba raises
-an error. Numba also raises an error if the disk is full or a file belongs to another user. This
-module catches these errors: if the cache cannot be read, kernels are compiled again, and if the
-cache cannot be written, the compiled code is only kept in memory.
+an error, as it does if the disk is full or a file belongs to another user. This module catches the
+error: if the cache cannot be read, kernels are compiled again, and if the cache cannot be written,
+the compiled code is only kept in memory.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
         # On a truncated file, pickle may raise any exception.
         except Exception as error:
             logger.warning("cannot read compiled code of %s: %r", self._name, error)
-            # Without flushing the index, no code could be added later.
+            # Without a flush of the index, no code could be added later.
             with suppress(OSError):
                 self.flush()
             return None

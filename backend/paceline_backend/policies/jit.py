@@ -1,7 +1,7 @@
 """Kernels of `predict` and `solve`, which Numba compiles at their first call.
 
-Importing Numba takes a second of CPU and 60 MB, and most processes that import policies never plan.
-So `compiled` returns a `Kernel`, which imports Numba only when it is first called.
+A `Kernel` imports Numba only when it is first called: the import takes a second of CPU and 60 MB,
+and most processes that import policies never plan.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Kernel(Generic[P, R]):
 
     @cached_property
     def dispatcher(self) -> Any:
-        """The function's Numba dispatcher, which is made when the kernel is first called."""
+        """The function's Numba dispatcher."""
         from paceline_backend.policies.compiling import dispatcher
 
         return dispatcher(self.function, Kernel)
@@ -35,5 +35,5 @@ class Kernel(Generic[P, R]):
 
 
 def compiled(function: Callable[P, R]) -> Kernel[P, R]:
-    """Wrap a function in a `Kernel`. Use this function as a decorator."""
+    """Wrap the decorated function in a `Kernel`."""
     return Kernel(function)

@@ -1,7 +1,7 @@
 """Parameters of presets: their base class, their JSON Schema, and checks of given values.
 
 The registry calls `convert` before it makes a policy, and `with_presets` to limit the values of
-`BatchesOf` fields. REST shows `properties`.
+`BatchesOf` fields.
 
     class Parameters(parameters.Parameters, frozen=True, kw_only=True):
         alpha: Annotated[float, Meta(gt=0, le=1, description="Weight of the newest step.")] = 0.3
@@ -41,8 +41,7 @@ P = TypeVar("P", bound=Parameters)
 # Key in a field's JSON Schema that marks the field as a `BatchesOf`; `properties` omits the key.
 _PRESETS = "presets"
 
-# Type of a field whose value is the name of a preset with `Preset.combines`. The registry adds the
-# names of these presets to the field's schema as "enum".
+# Type of a field whose value is the name of a preset with `Preset.combines`.
 BatchesOf = Annotated[
     str,
     Meta(

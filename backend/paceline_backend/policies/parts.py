@@ -116,7 +116,7 @@ class Choice:
     synchroniser: Synchronisation
     # Reason for the choice, as one sentence for the operator. Empty: there was no alternative.
     why: str = ""
-    # State of the chooser, which the next call of `Chooser.choose` gets as `memory`.
+    # State of the chooser, which its next call gets as `memory`.
     memory: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -127,9 +127,8 @@ class Chooser(Protocol):
         """Return the next segment's synchronisation.
 
         Called once for every segment, before the segment's number of steps is known, because this
-        number depends on the choice. The predictor gets the same `feedback`. `memory` is the state
-        (`Choice.memory`) that the chooser returned with the last segment under this policy version;
-        empty at first.
+        number depends on the choice. `memory` is the state (`Choice.memory`) that the chooser
+        returned with the last segment under this policy version; empty at first.
         """
         ...
 
@@ -145,7 +144,7 @@ class NodeChooser(Chooser, Protocol):
 
 @runtime_checkable
 class StepsChooser(Chooser, Protocol):
-    """A chooser that also considers the first step, and if ranks' numbers of steps may differ."""
+    """A chooser that also considers the first step, and whether numbers of steps may differ."""
 
     def on_steps(self, first: int, *, uneven: bool) -> Chooser:
         """Return the chooser for a segment that begins with step `first`.
@@ -162,8 +161,7 @@ class Criteria:
 
     Before a switch to a policy, `insight.fitness` compares these properties with the run's
     measurements, and warns if the policy ignores a property that matters. By default a policy
-    considers no property, like plain DDP; `insight.fitness` then warns only of the policy's
-    changes to the training.
+    considers no property, like plain DDP.
     """
 
     # The cost that the policy computes from the sizes of a batch. None: the policy ignores sizes.
@@ -185,10 +183,7 @@ class Criteria:
 
     @property
     def by_cost_and_speed(self) -> bool:
-        """True if costs of samples and measured speeds decide which rank gets which samples.
-
-        False if the policy chooses the numbers of samples first (`counts`).
-        """
+        """True if costs of samples and measured speeds decide which rank gets which samples."""
         return self.cost is not None and self.speeds and not self.counts
 
 
@@ -213,10 +208,10 @@ class Policy:
     foretells: bool = False
     # True if the scheduler assigns samples to ranks of the nodes that store them: see `Storage`.
     homes: bool = False
-    # True if the policy can plan streams. A stream's plan only contains the speeds of the ranks.
+    # True if the policy can plan streams.
     streams: bool = False
     # True if the policy sets the ranks' numbers of CPU threads. A what-if cannot simulate a switch
-    # to such a policy, because telemetry does not show the effect of other numbers of threads.
+    # to such a policy, because telemetry does not show the effect of threads.
     threads: bool = False
     criteria: Criteria = Criteria()
 
@@ -242,10 +237,9 @@ class Policy:
         first_step: int = 0,
         uneven_steps: bool = True,
     ) -> Choice:
-        """Return the next segment's synchronisation, and the reason for it.
+        """Return the next segment's synchronisation and the reason for it.
 
-        `memory` and `nodes` are fields of the `Problem`, and `uneven_steps` is a field of the
-        `Hello`.
+        For `memory`, `nodes` and `uneven_steps` see `Problem`.
 
         Raises:
             ValueError: `world` ranks cannot train with the synchronisation that the policy chose.
@@ -281,7 +275,6 @@ class Preset(Generic[P]):
     summary: str
     source: str
     make: Callable[[P], Policy]
-    # By default a preset has no parameters.
     parameters: type[P] = Parameters  # type: ignore[assignment]
     combines: bool = False
     variants: tuple[Mapping[str, Any], ...] = ()

@@ -18,16 +18,15 @@ from paceline_backend.policies.values import Feedback, Floats, Models, usable
 
 # Minimum ratio of the measured to the expected time of a step with a pause.
 _PAUSE_RATIO = 2.0
-# Minimum number of pauses that show a period.
+# Minimum number of pauses for a forecast.
 _ENOUGH = 3
 # A rank's pauses are regular if the distances between them differ by at most this many steps.
 _OFF = 1
-# Minimum distance between regular pauses, in steps. Pauses that are closer together are often
-# regular by chance.
+# Minimum distance between regular pauses, in steps; closer pauses are often regular by chance.
 _APART = 8
 
-# A rank's last pauses, oldest first: pairs of the step and its measured ÷ expected time. The ratio
-# is 0 if it is unknown because the rank had no samples in this step.
+# A rank's last pauses, oldest first: pairs of the step and its measured ÷ expected time, or 0 if
+# the rank had no samples in this step.
 Pauses = list[list[float]]
 
 
@@ -39,9 +38,9 @@ def noticed(memory: Mapping[str, Any], feedback: Feedback, models: Models) -> di
     a pause was forecast, the step counts as a pause, except if the rank's last pause was already
     counted in this way.
 
-    `memory` is the record that the last call returned, and is empty at first. Its key ``judged`` is
-    the last step that was checked for pauses. ``ranks`` has the `Pauses` of each rank that has
-    paused, by the rank's number as text.
+    `memory` is the record that the last call returned, and is empty at first. ``judged`` is the
+    last step that was checked for pauses; ``ranks`` has the `Pauses` of each rank that has paused,
+    by the rank's number as text.
     """
     rows = feedback.by_step(models.world)
     if not models.known or len(rows.step) < 3:
@@ -73,8 +72,8 @@ def noticed(memory: Mapping[str, Any], feedback: Feedback, models: Models) -> di
 def factors(memory: Mapping[str, Any], first_step: int, steps: int, world: int) -> Floats | None:
     """Return the factors by which forecast pauses prolong the ranks' planned steps, [steps, W].
 
-    The factor is 1 where no pause is forecast. The result is None if no pause is forecast in any of
-    the planned steps. The first planned step is `first_step`. `memory` is the result of `noticed`.
+    The factor is 1 where no pause is forecast; the result is None if all factors are 1. `memory` is
+    the result of `noticed`.
     """
     made = np.ones((steps, world))
     for rank, pauses in memory.get("ranks", {}).items():
@@ -86,10 +85,7 @@ def factors(memory: Mapping[str, Any], first_step: int, steps: int, world: int) 
 
 
 def _forecast(pauses: Sequence[Sequence[float]]) -> list[int]:
-    """Return the steps in which a rank's next pause is expected; empty if pauses are not regular.
-
-    `pauses` are the rank's last pauses: see `Pauses`.
-    """
+    """Return the steps in which a rank's next pause is expected; empty if none is forecast."""
     at = [int(step) for step, _ in pauses]
     distances = [later - earlier for earlier, later in pairwise(at)]
     if len(at) < _ENOUGH or min(distances) < _APART or max(distances) - min(distances) > _OFF:

@@ -27,8 +27,7 @@ from paceline_backend.policies.parts import (
 from paceline_backend.policies.solve.constraints import gridded, within_limits
 from paceline_backend.policies.values import Feedback, Ints, Models, Problem
 
-# In a run with a token budget, an allocator computes counts for a global batch of at least this
-# number of samples per worker.
+# Minimum number of samples per worker; see `_in_fine_counts`.
 _FINE_SAMPLES = 8
 
 
@@ -37,13 +36,11 @@ class Shuffle:
     """Placement and order of samples from which the epoch's next plans start.
 
     The caller of `plan` stores both; they are not part of the `Plan`. If `plan` did not call the
-    shuffler, placement and order are the same as in its argument `problem`.
+    shuffler, they are those of its argument `problem`.
     """
 
-    # The worker to which each sample belongs.
     placement: Ints  # [N]
-    # The samples that the epoch had not used before the planned segment, in the order in which the
-    # steps use them.
+    # The samples that the epoch had not used before the planned segment, in the order of their use.
     order: Ints  # [R]
     # The cost of a batch under the models of this plan.
     cost: Cost
@@ -74,7 +71,7 @@ def plan(
     choice: Choice | None = None,
     ahead: Problem | None = None,
 ) -> tuple[Plan, Shuffle]:
-    """Plan the next segment. Controller, replay, simulator and tests all call this function.
+    """Plan the next segment.
 
     `planning.offer` fills in the fields of the plan that a policy does not know, such as the steps
     of the feedback.
@@ -87,7 +84,7 @@ def plan(
             a switch and at a controller's takeover.
         choice: result of `Policy.choose` for this feedback and ``problem.memory``; None: call
             `Policy.choose`.
-        ahead: inputs for planning the whole next epoch. Its placement has the rank that last
+        ahead: inputs for planning the whole next epoch; `ahead.placement` has the rank that last
             trained each sample. If the ranks' speeds are known, the next epoch's placement is
             planned as well. None: only this epoch is planned.
 
@@ -180,8 +177,7 @@ def _away(
 ) -> tuple[Ints, Ints, int]:
     """Return the samples that another rank holds in the next epoch, and their new ranks.
 
-    The third result is the number of these samples that move to another node. `ahead` has the
-    inputs for planning the next epoch.
+    The third result is the number of these samples that move to another node.
     """
     held = ahead.placement.copy()
     # A sample that this epoch has not used yet will be trained by the rank that holds it now.

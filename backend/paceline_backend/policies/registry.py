@@ -1,8 +1,7 @@
 """Registry of policies: the `Preset`s in the entry-point group ``paceline.policies``.
 
 The group has Paceline's own presets and the presets of other installed packages. A preset that
-cannot be loaded is left out, with an error in the log. `policies` re-exports `get`, `make`, `names`
-and `same`.
+cannot be loaded is left out, with an error in the log.
 """
 
 from __future__ import annotations

@@ -31,8 +31,6 @@ def problem_of(policy: Policy) -> str | None:
 def plan_stream(policy: Policy, problem: Problem, feedback: Feedback) -> Plan:
     """Plan the next segment of a stream.
 
-    The segment contains only the ranks' speeds, because the leader picks the samples.
-
     Raises:
         ValueError: the policy cannot plan a stream.
     """

@@ -1,9 +1,8 @@
 """Values that pass between a policy's parts: feedback, models and problem.
 
-`planning` builds `Feedback` and `Problem` from a run's history; predictors return `Models`, and
-schedulers return the `Assignment` of a segment. `StepTable` is feedback as a table of steps and
-workers, for allocators. Arrays use the letters of `base`: W workers, N samples, F feedback rows, S
-steps; R is the number of remaining samples.
+`planning` builds `Feedback` and `Problem` from a run's history; predictors return `Models`.
+`StepTable` is feedback as a table of steps and workers, for allocators. Arrays use the letters of
+`base`: W workers, N samples, F feedback rows, S steps; R is the number of remaining samples.
 """
 
 from __future__ import annotations
@@ -69,8 +68,8 @@ class Feedback:
 
         Each array of the result is [count, W]. Its values in one row may be from different steps,
         because a rank has no usable row in some steps: see `usable`. If a rank has fewer than
-        `count` usable rows, some of them appear several times. If it has none, its newest row
-        appears `count` times.
+        `count` usable rows, some appear several times; if it has none, its newest row appears
+        `count` times.
         """
         rows = self.by_step(world)
         steps, worked = len(rows.samples), usable(rows.samples, rows.load, rows.compute_s)
@@ -167,10 +166,7 @@ class Models:
         return len(self.a)
 
     def weighed(self) -> list[tuple[float, Models]]:
-        """Return pairs (probability, models): one for these models, and one for each rival.
-
-        The returned models have no rivals themselves.
-        """
+        """Return pairs (probability, models): one for these models, and one for each rival."""
         rest = 1.0 - sum(chance for chance, _ in self.rivals)
         return [(rest, replace(self, rivals=())), *self.rivals]
 
@@ -203,8 +199,8 @@ class Models:
     def cautious(self) -> Models:
         """Return the models that should be used to compose steps: these models, or a rival.
 
-        If batches may be padded, return the most probable models under a padded cost: under these,
-        batches are composed of samples of similar size, which is good under any cost.
+        If batches may be padded, return the most probable models with a padded cost. With these
+        models, samples of similar size are composed into a batch, which is good under any cost.
         """
         padded = [entry for entry in self.weighed() if entry[1].cost.padded]
         return max(padded, key=lambda entry: entry[0])[1] if padded else replace(self, rivals=())
@@ -212,7 +208,7 @@ class Models:
     def ett(self, of: Features) -> Floats:
         """Return the time that each worker is expected to compute for its batch, [..., W] s.
 
-        `of` has the features of the batches, [..., W]. Without samples, the time is 0.
+        `of` has the features of the batches, [..., W]. The time of an empty batch is 0.
         """
         time_s = self.a * self.cost.load(of) + self.c * of.samples + self.b
         return np.where(of.samples > 0, time_s, 0.0)
@@ -245,7 +241,7 @@ class Storage:
 
     @property
     def settled(self) -> Storage:
-        """This storage once each sample's rank is planned: no sample may change its node."""
+        """Storage without `loose` samples, for plans after each sample's rank is decided."""
         return replace(self, loose=np.zeros_like(self.loose))
 
     def keeps(self, remaining: Ints) -> bool:
@@ -263,8 +259,8 @@ class Problem:
     remaining: Ints  # [R]
     # `remaining` in the order in which the steps use the samples: see `Scheduler.compose`.
     order: Ints  # [R]
-    # The worker to which each sample belongs (which "holds" it): the last worker that trained the
-    # sample, or the worker that the shuffler chose.
+    # The worker that holds each sample: the last worker that trained it, or the worker that the
+    # shuffler chose.
     placement: Ints  # [N]
     epoch: int
     # Global step number of the segment's first step.
@@ -319,8 +315,8 @@ class Problem:
     def batch_sizes(self) -> list[int]:
         """Return the number of samples of each planned step.
 
-        The number is the global batch, or fewer in an epoch's last step. With a token budget, a
-        step has as many of the next samples of `order` as fit into the budget.
+        Without a token budget, this is the global batch, or less in an epoch's last step. With one,
+        a step has as many of the next samples of `order` as fit into the budget.
         """
         if self.token_budget is not None:
             counts = Budget(self.token_budget, self.sizes).counts(self.order, self.steps)

@@ -45,13 +45,13 @@ log = logging.getLogger(__name__)
 
 # A run's page lists the workers' devices only if there are at most this many workers.
 EMULATED_SHOWN = 1_024
-# Maximum number of records in a message, unless a single step has more.
+# Maximum number of records in a message, unless one step has more.
 _RECORDS = 10_000
 # A message on the bus counts as at least this many records, because each message takes memory.
 _AS_RECORDS = 250
-# Interval at which the simulation sends a heartbeat.
+# Interval of heartbeats.
 _SIGN_S = 3.0  # seconds
-# Interval at which the simulation polls the server for policy switches.
+# Interval of polls for policy switches.
 _POLL_S = 0.25  # seconds
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ T = TypeVar("T")
 def register(server: Client, scenario: Scenario, script: str) -> str:
     """Register a simulated run with a control plane; return the run's public id.
 
-    `script` is the scenario's file, which is shown as the run's script.
+    `script` is the path of the scenario's file.
 
     Raises:
         InputError: the server refused the run.
@@ -82,10 +82,10 @@ def register(server: Client, scenario: Scenario, script: str) -> str:
 class Broadcast:
     """A simulation that is reported as a registered run, from virtual time 0. Not thread-safe.
 
-    All reported times are virtual. Virtual time 0 is the Unix time `started_at`; reported times may
-    be ahead of the wall clock. An operator's switch or stop takes effect at the next segment. The
-    simulation waits while more than `waiting` of its records are on the bus and not stored yet, and
-    while the bus or the server is unavailable.
+    All reported times are virtual, and may be ahead of the wall clock; virtual time 0 is the Unix
+    time `started_at`. An operator's switch or stop takes effect at the next segment. The simulation
+    waits while more than `waiting` of its records are on the bus and not stored yet, and while the
+    bus or the server is unavailable.
     """
 
     def __init__(
@@ -98,7 +98,6 @@ class Broadcast:
         stream: str = TELEMETRY,
     ) -> None:
         self.state = State.STARTING
-        # Number of records on the bus above which the simulation waits.
         self.waiting = 100_000
         self._simulation = simulation
         self._run = run
@@ -167,7 +166,6 @@ class Broadcast:
             self._add(entry)
 
     def _sign(self, state: State) -> None:
-        """Send the run's state if it is new, or if the last heartbeat is `_SIGN_S` old."""
         now = time.monotonic()
         if state != self.state or now >= self._signed + _SIGN_S:
             self.state, self._signed = state, now
@@ -196,7 +194,7 @@ class Broadcast:
     def _on_the_bus(self) -> int:
         """Return an upper bound of the number of this run's records on the bus.
 
-        Messages are ingested in sequence. If the stream has n messages, at most the newest n
+        Messages are ingested in sequence, so if the stream has n messages, at most the newest n
         messages of this run are on the bus.
         """
         length = self._patiently(lambda: int(self._bus.xlen(self._stream)))

@@ -2,9 +2,8 @@
 
 ``paceline simulate`` loads a file; the control plane receives the plain values when a run is
 created. All functions that read or check a scenario raise `ScenarioError` if the scenario cannot be
-simulated. After these checks, only `Scenario.hello` can still fail, which draws or reads the sizes.
-`Communication` computes the duration of exchanges among ranks. `hello_of` makes the Hello of a
-simulated run, which has no leader that sends a Hello.
+simulated. After these checks, only `Scenario.hello`, which draws or reads the sizes, can still
+fail.
 """
 
 from __future__ import annotations
@@ -131,7 +130,7 @@ class WorkerFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int
     # Time in seconds from the failure to the next attempt's first step.
     restart_s: float = 5.0
-    # Number of workers that continue. The failed worker is left out first, then the last workers.
+    # Number of workers that continue. The failed worker is left out first, then the highest ranks.
     # None: all workers continue.
     world: int | None = None
 
@@ -222,7 +221,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return plain
 
     def check(self) -> None:
-        """Check whether the scenario can be simulated; raise ScenarioError if not."""
+        """Raise `ScenarioError` if the scenario cannot be simulated."""
         if not 1 <= self.workers <= MOST_WORKERS:
             raise ScenarioError(f"workers: {self.workers}; give a number from 1 to {MOST_WORKERS}")
         if self.global_batch < 1:
@@ -372,10 +371,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _profiles(self, devices: Emulation, size: float) -> list[list[tuple[int, float]]]:
-        """Return pairs (samples, seconds) of each worker's trial batches, [W].
-
-        All samples of the trial batches have the same size, `size`.
-        """
+        """Return pairs (samples, seconds) of each worker's trial batches, [W]."""
         room = np.array(self.memory_limits() or [self.global_batch] * self.workers)
         trials: list[list[tuple[int, float]]] = [[] for _ in range(self.workers)]
         calm = msgspec.structs.replace(devices, slowdowns=[], delay_s=(0.0, 0.0), noise=0.0)

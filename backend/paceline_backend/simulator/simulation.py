@@ -1,9 +1,8 @@
 """Simulation of a virtual cluster, segment by segment.
 
 `Simulation.advance` plans a segment with `planning.offer`, as a controller does, computes the
-ranks' times with a model in `sync`, and adopts the segment. `DealtBatches` holds a segment's
-batches and their compute times, also if ranks take over batches from each other. A simulation uses
-neither a bus nor a database; `broadcast` sends its results to a control plane.
+ranks' times with a model in `sync`, and adopts the segment. A simulation uses neither a bus nor a
+database; `broadcast` sends its results to a control plane.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class TrainedSegment:
     communication_s: Floats
     # Virtual time at which each step begins.
     started_at: Floats
-    # Virtual time of the segment's start, also if no step was trained.
+    # Virtual time of the segment's start.
     begins_at: float = 0.0
     attempt: int = 0
     # Real time that planning took; `plan.plan_s` is 0.
@@ -97,11 +96,10 @@ class TrainedSegment:
         """The duration of each step, [S], also if ranks are in different steps at the same time.
 
         If ranks share batches, they train the batches of a step at different times, so the
-        segment's time is spread evenly over its steps. In another relaxed segment at whose end all
+        segment's time is spread evenly over its steps. In other relaxed segments at whose end all
         ranks synchronise, the wait at the end is spread over the steps. If ranks do not synchronise
-        at the end, a step lasts from the moment at which the last rank has ended the previous step
-        to the moment at which the last rank has ended this step, because all ranks wait for the
-        slowest rank when the epoch ends.
+        at the end, a step lasts from the previous step's end to its own end, each on the rank that
+        ends it last.
         """
         step_s = self.step_s
         if self._pooled:
@@ -144,8 +142,7 @@ class Simulation:
 
     A segment is planned from the records of earlier steps, except the newest `_LAG` steps, because
     a real controller plans while the last segment still runs. Planning takes no virtual time. The
-    first step begins at virtual time 0. The same arguments, switches and failures give the same
-    segments and times. Not thread-safe.
+    same arguments, switches and failures give the same segments and times. Not thread-safe.
 
     Args:
         hello: the run's Hello message, as a leader would send it.
@@ -196,11 +193,7 @@ class Simulation:
         return made
 
     def _begin(self, hello: Hello, devices: Emulation, now: float) -> None:
-        """Begin an attempt at virtual time `now`.
-
-        Of the earlier attempts, the new attempt only knows the samples that they used
-        (`hello.used`).
-        """
+        """Begin an attempt at virtual time `now`; `hello.used` are samples of earlier attempts."""
         self.hello = hello
         self.devices = devices
         self.history = History(hello)
@@ -211,7 +204,6 @@ class Simulation:
         self._data_s = np.array(devices.data_s or [0.0] * hello.world)
         # The end of each rank's newest step, [W].
         self._clocks = np.full(hello.world, now)
-        # The synchronisation in force, and its model.
         self._sync = ALLREDUCE
         self._model = self._model_of(ALLREDUCE, 0)
 
@@ -300,8 +292,7 @@ class Simulation:
         started_at = np.concatenate([begun[None], ends[:-1]])[:steps]
         if steps:
             self._clocks = ends[-1]
-        # If ranks synchronise at the segment's end, all end at the same time. Remove rounding
-        # errors of the sums.
+        # All ranks end at the same time if they synchronise, so remove rounding errors.
         if not self._model.goes_on:
             self._clocks = np.full(len(begun), self._clocks.max())
         return TrainedSegment(
@@ -326,11 +317,7 @@ class Simulation:
         return seconds
 
     def _begin_times(self, plan: Plan, costs: Costs) -> Floats:
-        """Return the time at which each rank can begin a segment, [W].
-
-        A new model of the synchronisation is made, unless ranks continue into the segment without
-        synchronising.
-        """
+        """Return the time at which each rank can begin a segment, [W]."""
         clocks, synchroniser = self._clocks, plan.synchroniser
         if self._model.goes_on:
             if synchroniser == self._sync:
@@ -407,12 +394,10 @@ def remaining(devices: Emulation, alive: list[int]) -> Emulation:
 class DealtBatches:
     """The batches of a segment's S steps on W ranks.
 
-    At first each rank has the batches that were planned for it. Each call of `pool` replaces the
-    batches of a span of steps by the batches that the ranks trained, some of which they took over
-    from each other.
+    At first these are the planned batches. Each call of `pool` replaces a span's batches by those
+    that the ranks trained, some of which they took over from each other.
 
     Args:
-        devices: devices of the ranks.
         plan: the plan of the segment; only its first step and the ranks' CPU threads are used.
         sizes: sizes of the segment's samples, sorted by step, then by rank.
         counts: number of samples of each batch, [S, W].

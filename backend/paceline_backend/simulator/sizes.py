@@ -28,8 +28,8 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     The distribution has the mean `mean` and the standard deviation `dif` (DIF). Draws are clipped
     to `min` (default: a hundredth of the mean) and `max`. Clipping changes the mean and the DIF of
     a normal distribution if the DIF is near the mean; it hardly changes gamma and lognormal
-    distributions. `file` is a .txt, .csv or .npy file. `column` is the name of the column with the
-    sizes in a .csv file.
+    distributions. `file` is a .txt, .csv or .npy file; `column` is the column with the sizes in a
+    .csv file.
     """
 
     distribution: Literal["constant", "uniform", "normal", "lognormal", "gamma"] | None = None

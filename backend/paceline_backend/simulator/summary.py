@@ -58,10 +58,10 @@ def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) ->
     """Return the fluid limit of a step: its minimum time if loads were divisible, in seconds.
 
     The limit T solves Σ_j max(T − b_j, 0) / a_j = Λ', where Λ' is the effective load of the step,
-    and rank j takes a_j seconds per size unit and b_j seconds per step. If all b_j are equal to b,
-    T is Λ' / Σ_j (1/a_j) + b. Costs per sample are included in a_j. Slowdowns are included;
-    padding, delays and noise are not. `batch` has the batches of all ranks; only their totals
-    matter. `threads` are the ranks' CPU threads, a number or [W].
+    and rank j takes a_j seconds per size unit and b_j seconds per step. Costs per sample are
+    included in a_j. Slowdowns are included; padding, delays and noise are not. `batch` has the
+    batches of all ranks; only their totals matter. `threads` are the ranks' CPU threads, a number
+    or [W].
     """
     unpadded = msgspec.structs.replace(devices.cost, padded=False)
     load = float(np.sum(unpadded.load(batch)))
@@ -72,8 +72,7 @@ def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) ->
     a_s = a_s * factors * (devices.serial + (1 - devices.serial) / np.maximum(threads, 1))
     speed = 1.0 / np.maximum(a_s, 1e-300)
     b_s = np.array(devices.b_s) * factors + np.array(devices.data_s or 0.0)
-    # ``times[k]`` is the time if only the k + 1 ranks with the smallest b_j work. The minimum does
-    # not use ranks whose b_j is longer than the step.
+    # ``times[k]`` is the time if only the k + 1 ranks with the smallest b_j work.
     order = np.argsort(b_s, kind="stable")
     times = (load + np.cumsum((b_s * speed)[order])) / np.cumsum(speed[order])
     return float(times.min())
@@ -106,8 +105,8 @@ class SegmentSums:
             for round_ in trained.rounds
             if round_.step >= first
         ]
-        # If ranks share batches, compare the ranks' totals in the segment, because ranks train the
-        # batches of a step at different times.
+        # Ranks that share batches train a step's batches at different times, so compare the
+        # segment's totals.
         shared = plan.pooled
         totals = trained.compute_s.sum(axis=0), trained.features.load.sum(axis=0)
         load = trained.evened_load
@@ -207,10 +206,7 @@ def under(scenario: Scenario, policy: str) -> Scenario:
 
 
 def compare(scenario: Scenario, names: list[str], warmup: int = 0) -> dict[str, Summary]:
-    """Simulate the scenario once under each of the policies `names`; see `under`.
-
-    `speedup` is the speed-up over `bsp`, if `bsp` is one of the policies.
-    """
+    """Simulate the scenario once under each of the policies `names`; see `under`."""
     runs = [under(scenario, name) for name in names]
     summaries = {
         variant.policy: run(Simulation.of(variant), warmup)[variant.policy] for variant in runs

@@ -1,7 +1,7 @@
 """Probabilities of different costs of a batch, while a run has the records of only a few steps.
 
-`linear` calls `plausible`. Once there are enough rows, `linear` compares cost functions by
-how well each forecasts the rows.
+`linear` calls `plausible`. Once there are enough rows, `linear` instead compares costs by how well
+each forecasts the rows.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from paceline_backend.policies.values import Feedback, Floats, usable
 
 Bools = npt.NDArray[np.bool_]
 
-# If the median rank has at least this many rows, `linear` does not use this module; it compares
-# costs by their forecasts of the rows.
+# If the median rank has at least this many rows, `linear` does not use this module.
 YOUNG_ROWS = 24
 # Costs with a smaller probability are not returned.
 _PLAUSIBLE = 0.02
 # Candidates for κ, the weight of the quadratic term of a cost. They are multiples of 1 ÷ (Σλ² ÷
 # Σλ), where Σλ² ÷ Σλ is the mean size λ of the samples, weighted by size.
 _CURVES = np.exp2(np.arange(-2.0, 7.0))
-# Candidates for the fraction of a batch's cost that depends on sizes, for models whose cost mostly
-# depends on the number of samples.
+# Candidates for the fraction of a batch's cost that depends on sizes, if the rest depends on the
+# number of samples.
 _SIZED = (0.02, 0.05, 0.1, 0.2)
 # Candidates for a step's fixed cost, as pairs: the fixed cost ÷ the cost of a mean batch, and its
 # prior probability.
@@ -59,12 +58,11 @@ class Weighed:
 def plausible(rows: Feedback) -> list[Weighed]:
     """Return the costs of a batch that the rows do not rule out, the most probable first.
 
-    `rows` has arrays [S, W] with S steps of some ranks, each of which has a usable row. In the
-    model, a row's time is the cost of its batch, times a factor of the rank, times noise. The
-    ranks' factors vary around a common mean. In the oldest step, the times of all ranks may have an
-    additional common factor.
-    The result has at most one cost of each family. One family depends mostly on the number of
-    samples. The others are linear or quadratic in the sizes, padded or not padded.
+    `rows` has arrays [S, W] of S steps and W ranks; each rank has a usable row. In the model, a
+    row's time is the cost of its batch, times the rank's factor, times noise. The ranks' factors
+    vary around a common mean. In the oldest step, the times of all ranks may have an additional
+    common factor. The result has at most one cost of each family. One family depends mostly on the
+    number of samples. The others are linear or quadratic in the sizes, padded or not padded.
     """
     valid = usable(rows.samples, rows.load, rows.compute_s)
     # Old records lack `longest` and `squares`, without which costs cannot be compared.
@@ -105,8 +103,6 @@ def _weighed(
         time: logarithm of each row's time, [S, W].
         valid: mask of the usable rows, [S, W].
         loads: for each candidate, the effective loads of the rows, [S, W].
-        costs: the candidates for the cost.
-        sized: the candidates for the fraction of the cost that depends on sizes.
     """
     of = np.array([_likelihood(time, valid, load) for load in loads])
     best = int(of[:, 0].argmax())

@@ -38,7 +38,7 @@ _SPLITS, _VALIDATED_RANKS = 3, 4
 _CAP = 0.3
 # A candidate replaces the first candidate only if its error is smaller by this fraction.
 _BETTER = 0.02
-# Relative residuals and coefficients below this value count as 0.
+# Smaller relative residuals and coefficients count as 0.
 _ZERO_RESIDUAL = 1e-6
 # A forecast is invalid if it is at least this many times the rank's mean time: with numbers near
 # 1e308, `non_negative` would crash the process.
@@ -97,7 +97,7 @@ class Huber:
         return self
 
     def predict(self, inputs: Floats) -> Any:
-        """Return the times of batches; see `Estimator.predict`."""
+        """See `Estimator.predict`."""
         return self._fitted.predict(inputs)
 
 
@@ -115,7 +115,7 @@ class Isotonic:
         return self
 
     def predict(self, inputs: Floats) -> Any:
-        """Return the times of batches; see `Estimator.predict`."""
+        """See `Estimator.predict`."""
         return self._fitted.predict(inputs[:, 0])
 
 
@@ -151,17 +151,16 @@ def predictor_of(regressor: str, window: int, cost: str = "auto") -> Predictor:
 class EstimatorPredictor:
     """A predictor whose models are planes through a regressor's forecasts of each rank's steps.
 
-    A regressor is fitted to each rank's newest `window` steps with samples. Then the plane T =
-    a·Λ' + c·n + b with a > 0 and c, b ≥ 0 is fitted to the regressor's forecasts within the range
-    of the rank's loads and numbers of samples; T is the time of a batch with n samples and
-    effective load Λ'. If the regressor is linear with a > 0 and c, b ≥ 0, the plane equals the
-    regressor. For a rank with few steps, or with loads that hardly differ, the time is assumed to
-    be proportional to the load.
+    A regressor is fitted to each rank's newest `window` steps with samples. Then the plane T = a·Λ'
+    + c·n + b with a > 0 and c, b ≥ 0 is fitted to the regressor's forecasts within the range of the
+    rank's loads and numbers of samples; T is the time of a batch with n samples and effective load
+    Λ'. For a rank with few steps, or with loads that hardly differ, the time is assumed to be
+    proportional to the load.
 
     Of several candidates, the predictor uses the one that best forecasts later steps from earlier
     steps, averaged over a few ranks. If a candidate raises a ValueError for a rank, its error for
-    this rank is the maximum, `_CAP`. Candidates are functions that return a new regressor at each
-    call. Regressors must be deterministic, because a replay recomputes plans from the database.
+    this rank is the maximum, `_CAP`. Regressors must be deterministic, because a replay recomputes
+    plans from the database.
     """
 
     candidates: Mapping[str, Callable[[], Estimator]] = field(default_factory=lambda: REGRESSORS)
@@ -169,7 +168,7 @@ class EstimatorPredictor:
     cost: Cost = SUM
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """Fit all ranks. Models are known as soon as each rank has one usable row."""
+        """See `Predictor.fit`."""
         rows = feedback.by_step(world)
         load = np.asarray(self.cost.load(rows.features), np.float64)
         valid = usable(rows.samples, load, rows.compute_s)
@@ -206,12 +205,12 @@ class EstimatorPredictor:
 
 @dataclass(frozen=True)
 class _Rank:
-    """A rank's F steps, oldest first; each column is divided by its mean."""
+    """A rank's F steps, oldest first; each input and the times are divided by their mean."""
 
-    # The columns are effective load and number of samples.
+    # Effective load and number of samples of each step.
     inputs: Floats  # [F, 2]
     times: Floats  # [F]
-    # Means of effective load, number of samples, and time in seconds.
+    # Means of effective load, number of samples, and time in seconds, before the division.
     means: Floats  # [3]
 
     @staticmethod
@@ -229,8 +228,7 @@ class _Rank:
     def off(self, make: Callable[[], Estimator]) -> float:
         """Return the mean relative error with which a regressor forecasts later steps.
 
-        The steps are split several times. Each time, a new regressor, which `make` returns, is
-        fitted to the earlier steps and forecasts the later ones.
+        In each of several splits, a new regressor, made by `make`, is fitted to the earlier steps.
         """
         from sklearn.model_selection import TimeSeriesSplit
 
@@ -250,8 +248,8 @@ class _Rank:
     def plane(self, make: Callable[[], Estimator]) -> tuple[float, float, float]:
         """Return a, c and b of the plane through a regressor's forecasts: see the class.
 
-        Their units are seconds per size unit, seconds per sample, and seconds. `make` returns a new
-        regressor. If the regressor cannot be fitted, the time is proportional to the load.
+        The units are seconds per size unit, per sample and per step. If the regressor that `make`
+        returns cannot be fitted, the time is proportional to the load.
         """
         load, samples, time_s = self.means
         proportional = (time_s / load, 0.0, 0.0)
@@ -272,7 +270,6 @@ class _Rank:
         columns = [probes[:, 0], probes[:, 1] * varies, np.ones(len(probes))]
         try:
             a, c, b = non_negative(np.column_stack(columns), forecast)[0]
-        # `non_negative` did not converge.
         except RuntimeError:
             return proportional
         if a <= _ZERO_RESIDUAL:

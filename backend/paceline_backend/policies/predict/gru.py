@@ -23,7 +23,7 @@ _SEQUENCES = 64
 # Number of Adam steps; each step uses all sequences.
 _ADAM_STEPS = 24
 _RATE = 0.05
-# Value of `Models.a` ÷ a step's time. Sizes are not used, but `Models.a` must be above 0.
+# `Models.a` ÷ a step's time. Sizes are not used, but `Models.a` must be above 0.
 _NO_SIZE = 1e-12
 
 # Guards torch's number of threads, which is a setting of the whole process.
@@ -34,14 +34,14 @@ _threads_lock = threading.Lock()
 class GruPredictor:
     """EP4DDL's predictor: a GRU forecasts the time of each worker's next step from its last steps.
 
-    All workers share one small network, which is trained from scratch on the feedback for every
-    plan, so that a plan depends on nothing but the feedback. The network predicts the next step's
-    time relative to the mean of the eight steps before; an untrained network predicts 1. The
-    network's only input is times, so the whole prediction is in `Models.b`.
+    All workers share one small network. It is trained from scratch for every plan, so that a plan
+    depends on nothing but the feedback. The network predicts the next step's time relative to the
+    mean of the eight steps before; an untrained network predicts 1. The network's only inputs are
+    times, so `Models.b` is the whole prediction.
     """
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """Fit all ranks. Models are known as soon as each rank has one usable row."""
+        """See `Predictor.fit`."""
         if not len(feedback):
             return Models.unknown(world)
         table = StepTable.of(feedback, world, 0)
@@ -53,7 +53,6 @@ class GruPredictor:
         if long_:
             windows = [sliding_window_view(times[rank], PAST + 1) for rank in long_]
             history = np.concatenate(windows)
-            # Of all workers' sequences, keep `_SEQUENCES` at even distances.
             history = history[np.linspace(0, len(history) - 1, _SEQUENCES).astype(int)]
             last = np.stack([times[rank][-PAST:] for rank in long_])
             mean = history[:, :PAST].mean(axis=1, keepdims=True)
@@ -66,8 +65,8 @@ class GruPredictor:
 def _predict(history: Floats, last: Floats) -> Floats:
     """Train on `history`, and predict the value that follows each row of `last`, [W].
 
-    `history` has sequences of P + 1 successive values, [S, P + 1]. Each row of `last` is a sequence
-    of P values, [W, P].
+    `history` has S sequences of P + 1 values, [S, P + 1]; `last` has W sequences of P values, [W,
+    P].
     """
     import torch
 

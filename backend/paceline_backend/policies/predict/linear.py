@@ -1,8 +1,7 @@
 """Predictors of the time that each worker takes for a step; the time is linear in the load.
 
-Most presets use `LinearPredictor`, which `policies.plan` calls for every segment. The fit of one
-rank's rows is compiled code in `regression`. This module selects the cost of a batch ("auto") and
-the prior of each rank, and replaces the fits of ranks with similar speed by weighted means.
+The fit of one rank's rows is compiled code in `regression`. This module selects the cost of a batch
+("auto") and the prior of each rank, and pulls the fits of ranks of similar speed together.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from paceline_backend.policies.predict.early import YOUNG_ROWS, Weighed, plausib
 from paceline_backend.policies.predict.regression import LEAST_RESIDUAL, SHARES, fit_ranks
 from paceline_backend.policies.values import LEAST_USABLE, Feedback, Floats, Ints, Models, usable
 
-# Types of parameters, for presets that use this predictor.
 WindowSteps = Annotated[
     int,
     Meta(
@@ -38,14 +36,14 @@ CostModel = Annotated[
 
 Bools = npt.NDArray[np.bool_]
 
-# The cost of a batch is the same for all ranks. It is selected by the forecasts for at most this
-# number of ranks.
+# The cost of a batch, the same for all ranks, is selected by the forecasts for at most this many
+# ranks.
 _COST_RANKS = 16
 # Candidates for κ, the weight of the quadratic term of a cost. They are multiples of 1 ÷ (Σλ² ÷
 # Σλ), where Σλ² ÷ Σλ is the mean size λ of the samples, weighted by size.
 _CURVES = 2.0 ** np.arange(-3, 7)
-# To refine the best candidate for κ, it is multiplied and divided by each of these factors in turn,
-# and the best of the three values is kept.
+# The best candidate for κ is multiplied and divided by each of these factors in turn, and the best
+# of the three values is kept.
 _FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()
 # If the log-likelihoods of padded and unpadded costs differ by at most this margin,
 # `_expects_padded` chooses between them. A cost with κ > 0 must be better than the cost with κ = 0
@@ -62,7 +60,7 @@ _SURE = 0.98
 # batches are padded, so the call of `plausible`, which takes 10 ms, is skipped.
 _ALIKE_PADDING = 1.05
 # Samples count as grouped by size if the padded loads of most steps are below this fraction of the
-# padded loads that the steps would have if all ranks had equal counts.
+# padded loads under equal counts.
 _HALF = 0.5
 # The wide prior of c and b is used only if its log-likelihood exceeds the log-likelihood of the
 # narrow prior by more than this value.
@@ -95,9 +93,9 @@ class LinearPredictor:
     speed has changed: a, c and b change by the same factor, which is computed from the newest row.
     The fit also follows gradual changes of speed once they are larger than the noise.
 
-    A weak prior pulls c and b towards 0. With this prior, feedback that cannot separate c from b
-    (constant n, as under `bsp`) or a from b (loads that hardly differ) still gives a sensible
-    forecast for other n and Λ'.
+    A weak prior pulls c and b towards 0, so that feedback that cannot separate c from b (constant
+    n, as under `bsp`) or a from b (loads that hardly differ) still gives a sensible forecast for
+    other n and Λ'.
 
     Args:
         window: the number of newest steps that the fit uses. Steps in which a rank had no samples
@@ -114,7 +112,7 @@ class LinearPredictor:
     shrink: bool = True
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """Fit all ranks. Models are known as soon as each rank has one usable row."""
+        """See `Predictor.fit`."""
         rows = feedback.by_step(world)
         if self.cost == "padded":
             return self._models(rows, Cost(padded=True))
@@ -141,7 +139,7 @@ class LinearPredictor:
     def _models(self, rows: Feedback, cost: Cost, noise: float = 0.0) -> Models:
         """Fit all ranks' models under a cost.
 
-        `noise` is the relative noise of the times of ranks that have too few rows to estimate it.
+        `noise` is the relative noise of ranks that have too few rows to estimate it.
         """
         world = rows.load.shape[1]
         fits, errors = _fit_shares(rows, cost, self.window, noise)
@@ -161,10 +159,9 @@ def _fit_shares(
     noise alone may cause, [W]. `unknown` is the relative noise of ranks that have too few rows to
     estimate it.
 
-    If a rank's speed drifts and plans adapt its load, the rank's time stays the same although its
-    load changes. Times would also stay the same if b were large, so the times alone do not show
-    whether the speed drifts or b is large. But from one step to the next, a speed hardly drifts. So
-    the fit uses the wide prior, which allows a large b, only if it explains the differences between
+    If a rank's speed drifts and plans adapt its load, its times stay the same although its load
+    changes, as if b were large. But from one step to the next, a speed hardly drifts. So the fit
+    uses the wide prior, which allows a large b, only if it explains the differences between
     successive steps clearly better than the narrow prior.
     """
     wide, narrow = (_fit(rows, cost, window, share)[0] for share in SHARES)
@@ -175,10 +172,7 @@ def _fit_shares(
     count = pairs.sum(axis=0)
 
     def jumps(fits: Floats) -> Floats:
-        """Return absolute differences of successive residuals, [S - 1, W]; NaN where unknown.
-
-        A residual is the logarithm of a step's measured time ÷ its time according to `fits`.
-        """
+        """Return absolute differences of successive residuals, [S - 1, W]; NaN where unknown."""
         a, c, b = fits.T
         forecast = a * load + c * samples + b
         fine = valid & (forecast > 0)
@@ -258,7 +252,6 @@ def _common(
     its effective load, its number of samples, and 1.
     """
     count = np.diff(first, append=len(level))
-    # For each level, the number of the peak to which it belongs.
     peak = np.repeat(np.arange(len(first)), count)
     limit = (1 + np.sqrt(2 * np.log(count)))[peak] * error
     near = np.abs(level - level[first + count // 2][peak]) <= limit
@@ -288,7 +281,7 @@ def _drawn(level: Floats, variance: Floats) -> Floats:
     explains the difference of the two levels.
     """
     made = np.empty_like(level)
-    # Levels that are far away have no weight, so a slice of the sorted levels suffices.
+    # Levels that are far away have no weight.
     for at in range(len(level)):
         near = slice(
             np.searchsorted(level, level[at] - 5 * np.sqrt(2 * variance[at])),
@@ -303,10 +296,10 @@ def _drawn(level: Floats, variance: Floats) -> Floats:
 def _peaks(level: Floats, drawn: Floats, error: Floats) -> Ints:
     """Divide the sorted levels among the peaks of their density; return each peak's first index.
 
-    The method is the mean shift (Fukunaga and Hostetler, "The estimation of the gradient of a
-    density function", IEEE Trans. Inf. Theory 21, 1975). `drawn` is the first iteration of the mean
-    shift: for each level, the mean of the levels near it, [n]. `error` is the standard deviation of
-    each level, [n].
+    The method is mean shift (Fukunaga and Hostetler, "The estimation of the gradient of a density
+    function", IEEE Trans. Inf. Theory 21, 1975). `drawn` is the first iteration of the mean shift:
+    for each level, the mean of the levels near it, [n]. `error` is the standard deviation of each
+    level, [n].
     """
     drawn = at = np.maximum.accumulate(drawn)
     for _ in range(_SHIFTS):
@@ -320,9 +313,9 @@ def _again_where_noisy(
 ) -> Floats:
     """Fit the noisy ranks a second time, now with known noise; return all ranks' fits, [W, 3].
 
-    In the first fit, `fits`, rows of noisy ranks that are off by chance are mistaken for changes of
-    speed. `noise` is the standard deviation of each rank's noise, [W]. `is_wide` is a mask of the
-    ranks that were fitted with the wide prior, [W].
+    The first fit, `fits`, mistakes chance deviations of noisy ranks for changes of speed. `noise`
+    is the standard deviation of each rank's noise, [W]; `is_wide` is a mask of the ranks with the
+    wide prior, [W].
     """
     noise = np.where(noise < _NOISY, 0.0, noise)
     for share, mine in zip(SHARES, (is_wide, ~is_wide), strict=True):
@@ -393,13 +386,12 @@ def _expects_padded(rows: Feedback, valid: Bools) -> bool:
     """Return True if batches should count as padded when padded and other costs score alike.
 
     A run's first steps distinguish padded and other costs best, because their batches have equal
-    counts. The scores do not include the first steps, because a fit needs some rows before it can
-    forecast; the probabilities that `plausible` returns do include them.
+    counts. The scores omit the first steps, because a fit needs some rows before it can forecast,
+    but `plausible` includes them.
     """
     if _grouped(rows, valid):
         return True
     padding = rows.samples[valid] * rows.longest[valid] / rows.load[valid]
-    # All batches have similar padding, so both costs give the same forecasts.
     if padding.max() < _ALIKE_PADDING * padding.min():
         return False
     first = plausible(rows)[0]
@@ -412,7 +404,7 @@ def _grouped(rows: Feedback, valid: Bools) -> bool:
     In grouped batches, the sizes within a batch vary less than the mean sizes of the batches. Or,
     if a few sizes are huge, the longest sample of a batch with many samples is much shorter than
     the longest sample of a batch with few samples. The times of such batches hardly show whether
-    they are padded, so "padded" stays the default until the times contradict it.
+    they are padded.
     """
     several = valid & (rows.samples > 1)
     if not several.any():
@@ -423,7 +415,6 @@ def _grouped(rows: Feedback, valid: Bools) -> bool:
         return True
     longest = np.where(valid, rows.longest, 0.0)
     padded = (rows.samples * longest).sum(axis=1)
-    # Padded load of batches with equal counts.
     alike = rows.samples.sum(axis=1) * longest.mean(axis=1)
     return bool(np.median(padded / np.maximum(alike, LEAST_USABLE)) < _HALF)
 
@@ -433,15 +424,14 @@ class PerSamplePredictor:
     """CHRONICA's runtime prophet as in the paper (Alg. 1).
 
     The paper fits the line T = a·Λ + b to the times T and loads Λ of a worker's steps by ordinary
-    least squares. The expected time of a sample of size λ is then a·λ + b, so the sum over a batch
-    counts b once per sample. `Models.c` therefore holds the paper's b. The fit uses the last
-    `window` steps.
+    least squares. The expected time of a sample of size λ is then a·λ + b, so `Models.c` holds the
+    paper's b. The fit uses the last `window` steps.
     """
 
     window: int = 64
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """Fit all ranks. Models are known as soon as each rank has one usable row.
+        """See `Predictor.fit`.
 
         If a rank's rows do not give a > 0, a is its mean time ÷ its mean load, and b is 0.
         """
@@ -449,7 +439,7 @@ class PerSamplePredictor:
         valid = usable(rows.samples, rows.load, rows.compute_s)
         if not valid.any(axis=0).all():
             return Models.unknown(world)
-        # For each row: the number of usable rows from this row to the newest one.
+        # Number of usable rows from each row to the newest one.
         later = np.cumsum(valid[::-1], axis=0)[::-1]
         weight = (valid & (later <= self.window)) / np.minimum(later[0], self.window)
         load, compute_s = (weight * rows.load).sum(axis=0), (weight * rows.compute_s).sum(axis=0)
@@ -464,6 +454,6 @@ class PerSamplePredictor:
 
 
 def warm_up() -> None:
-    """Compile the kernel, or read it from the cache, so that plans need not wait for it."""
+    """See `policies.warm_up`."""
     rows = Feedback.empty().by_step(1)
     _fit(rows, SUM, 1)

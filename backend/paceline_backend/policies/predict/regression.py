@@ -1,8 +1,9 @@
 """Fit of one rank's rows for `linear.LinearPredictor`, row by row, oldest first, as compiled code.
 
-`linear` calls `fit_ranks` dozens of times for each plan; the other functions are its compiled
-helpers. They have many parameters, all plain arrays and numbers, because Numba determines the types
-of other arguments, such as named tuples, in Python at each call.
+`linear` calls `fit_ranks` dozens of times for each plan. The functions have many parameters, all
+plain arrays and numbers, because Numba determines the types of other arguments, such as named
+tuples, in Python at each call. Everywhere, `variance` is the variance of a rank's noise, and
+`share` is the relative standard deviation of the prior of c·n and b, one of `SHARES`.
 """
 
 from __future__ import annotations
@@ -17,16 +18,13 @@ from paceline_backend.policies.values import LEAST_USABLE, Floats, Ints
 # A residual is the logarithm of a step's measured ÷ forecast time. If two successive residuals have
 # the same sign, and the absolute values of both exceed this value, the rank's speed has changed.
 _CHANGED = math.log(1.15)
-# If this multiple of the noise's standard deviation is larger than `_CHANGED`, it is the threshold
-# for a change of speed instead.
+# This multiple of the noise's standard deviation is the threshold instead, if it is larger.
 _CHANGE_DEVIATIONS = 3.0
 # Prior standard deviation of the noise of a rank's times, and the weight of this prior: it counts
 # as much as this number of rows.
 _PRIOR_NOISE, _BELIEF = 0.05, 4.0
 # Standard deviations of the two priors of c·n and b, relative to a step's time: a wide prior and a
-# narrow one. The narrow prior suits ranks whose speeds drift while plans give them loads that match
-# their speeds. The times of these ranks stay the same although their loads change, as if b were
-# large; the narrow prior prevents such a b.
+# narrow one. `linear._fit_shares` chooses between them.
 SHARES = (0.25, 0.03)
 # Minimum ratio of a to c + b.
 _LEAST_RATIO = 1e-3
@@ -75,8 +73,7 @@ def fit_ranks(
 
     `load`, `samples` and `compute_s` are the effective load, the number of samples and the time of
     each rank in each step, [S, W]. `linear._fit` describes the columns of `fits` and `losses`, [W,
-    3] each. `share`, one of `SHARES`, is the relative standard deviation of the prior of c·n and b.
-    `noise` is a lower bound of the standard deviation of each rank's noise, [W].
+    3] each. `noise` is a lower bound of the standard deviation of each rank's noise, [W].
     """
     steps, world = load.shape
     rows, now, before, trial = np.zeros((window, 3)), np.zeros(16), np.zeros(16), np.zeros(16)
@@ -113,12 +110,11 @@ def _fit_rows(
     of samples ÷ the mean number. The score is the loss (a sum of squared residuals), the number of
     scored rows, and the sum of ½ log(1 + `_unsure`) over these rows.
 
-    The fit is written to `now`. `before` holds the fit before the last change of speed, and `trial`
+    The fit is written to `now`; `before` holds the fit before the last change of speed, and `trial`
     is a buffer for `_reshaped`. A fit is an array of 16 numbers: 9 of the normal equations, the
     rows' Σ (time / about_s)² at `_ROWS` (see `_learn`), the coefficients (a, c, b) of u, v and 1 at
-    `_BETA`, and the prior's (a, c, b) at `_USUAL`. `share`, one of `SHARES`, is the
-    relative standard deviation of the prior of c·n and b. `noise` is a lower bound of the noise's
-    standard deviation.
+    `_BETA`, and the prior's (a, c, b) at `_USUAL`. `noise` is a lower bound of the noise's standard
+    deviation.
 
     Several filters of the residuals (`_GAINS`) follow a drifting speed. The mean of their forecasts
     is weighted by the likelihood of their errors so far. Each row is added to the fit as if it had
@@ -135,8 +131,7 @@ def _fit_rows(
         rows[k, 2] *= math.exp(-drift)
         off = _off(now, rows[k])
         if seen >= _IGNORED_ROWS:
-            # Variance of the noise for the comparison of costs. `variance` includes a prior, so it
-            # is larger.
+            # Variance of the noise, without the prior that `variance` includes.
             counted = max(squares / seen, noise**2, LEAST_RESIDUAL**2)
             wider = 1 + _unsure(now, rows[k], counted, share)
             loss += min(off * off, _CAP**2) / wider
@@ -193,7 +188,6 @@ def _follow(filters: Floats, off: float, variance: float, seen: int) -> float:
         slope += _GAINS[k, 1] * error
         filters[k, 0], filters[k, 1], filters[k, 2] = level, slope, errors
         least = min(least, errors)
-    # Compute the noise from the errors of the best filter.
     count = (1 - _FORGETS ** (seen + 1)) / (1 - _FORGETS)
     noise = max((least + _NOISE_ROWS * _LITTLE**2) / (count + _NOISE_ROWS), _LITTLE**2)
     total, mean = 0.0, 0.0
@@ -220,17 +214,16 @@ def _reshaped(
 ) -> bool:
     """Return True if other coefficients explain a surprising row better than a new speed does.
 
-    A surprising row is a row whose time differs much from its forecast. If the result is True, the
-    fit with other coefficients is in `trial`. Rows with a new load show how large b is, and their
-    residuals can be as large as the residuals of rows at a new speed. Therefore the function tests
-    two hypotheses. First: all rows, before and after the last change of speed, have one speed after
+    A surprising row is a row whose time differs much from its forecast. Rows with a new load also
+    have large residuals, because they show how large b is. Therefore the function tests two
+    hypotheses. First: all rows, before and after the last change of speed, have one speed after
     all. Second: the rows since the last change of speed and the two surprising rows have one speed.
-    The result is True if the rows are more likely under one of them than under the alternative,
-    which is a change of speed or outliers.
+    The result is True if the rows are more likely under one of them than with a change of speed or
+    outliers; the fit is then in `trial`.
 
     `at` is the index of the surprising row in `rows`, and `held` the index of an earlier surprising
-    row, or -1 if there is none. `changed` is true if the two rows look like a change of speed.
-    `variance` is the variance of the noise; for the other arguments see `_fit_rows`.
+    row, or -1 if there is none. `changed` is true if the two rows look like a change of speed. For
+    the other arguments see `_fit_rows`.
     """
     likely = _unlikely(now, variance, share)
     if before[_ROWS] > 0:
@@ -261,8 +254,7 @@ def _reshaped(
 def _unlikely(fit: Floats, variance: float, share: float) -> float:
     """Return the −log-likelihood of a fit's rows, plus the −log-likelihood of its c and b.
 
-    The likelihood of c and b is their probability density under the prior, whose relative standard
-    deviation is `share`. `variance` is the variance of the noise.
+    The likelihood of c and b is their probability density under the prior.
     """
     a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
     rest = a * (a * fit[0] + 2 * (c * fit[1] + b * fit[2] - fit[6])) + fit[_ROWS]
@@ -279,16 +271,13 @@ def _off(fit: Floats, row: Floats) -> float:
 
 @compiled
 def _unsure(fit: Floats, row: Floats, variance: float, share: float) -> float:
-    """Return how uncertain the forecast of a row is because a, c and b are uncertain.
+    """Return the variance of a row's forecast that is due to a, c and b, ÷ the noise's `variance`.
 
-    The result is the variance of the forecast that is due to a, c and b, ÷ the noise's `variance`.
-    It is large, for example, for an epoch's last step if it has a thirtieth of the other steps'
-    load. The time of such a step depends mostly on c and b, which steps of equal load do not
-    determine, so its residual shows little about the cost of a batch.
+    The result is large, for example, for a small last step of an epoch: its time depends mostly on
+    c and b, which steps of equal load do not determine.
 
-    Let x be (u, v, 1) of the row ÷ its forecast time, and A the matrix of the normal equations.
-    The result is x'(A + ridge)⁻¹x, where `_ridge` returns the ridge. As in `_solve`, a is
-    eliminated first.
+    Let x be (u, v, 1) of the row ÷ its forecast time, and A the matrix of the normal equations. The
+    result is x'(A + ridge)⁻¹x, where `_ridge` returns the ridge.
     """
     forecast = _forecast(fit, row)
     x, y, z = row[0] / forecast, row[1] / forecast, 1 / forecast
@@ -307,11 +296,7 @@ def _unsure(fit: Floats, row: Floats, variance: float, share: float) -> float:
 
 @compiled
 def _ridge(fit: Floats, variance: float, share: float) -> float:
-    """Return the ridge: the term that the prior adds to the normal equations' diagonal.
-
-    The ridge is added to the elements of c and of b. `variance` is the variance of the noise, and
-    `share` the prior's relative standard deviation.
-    """
+    """Return the term that the prior adds to the diagonal elements of c and of b."""
     ridge: float = variance / share**2 / (fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]) ** 2
     return ridge
 
@@ -360,8 +345,7 @@ def _copy(source: Floats, target: Floats) -> None:
 def _solve(fit: Floats, variance: float, share: float) -> None:
     """Solve the normal equations of a fit for a > 0, c ≥ 0 and b ≥ 0, and store the solution in it.
 
-    A ridge penalty keeps c and b near the prior's values, which `fit` has at `_USUAL`. `variance`
-    is the variance of the noise, and `share` the prior's relative standard deviation.
+    A ridge penalty keeps c and b near the prior's values, which `fit` has at `_USUAL`.
     """
     aa, ac, ab = fit[0], fit[1], fit[2]
     # The sums are too small for a float, so keep the previous fit.
@@ -370,7 +354,6 @@ def _solve(fit: Floats, variance: float, share: float) -> None:
     ridge = _ridge(fit, variance, share)
     cc, cb, bb = fit[3] + ridge, fit[4], fit[5] + ridge
     hc, hb = fit[7] + ridge * fit[_USUAL + 1], fit[8] + ridge * fit[_USUAL + 2]
-    # Eliminate a, which has no prior.
     c, b = _edged(
         cc,
         cb - ac * ab / aa,

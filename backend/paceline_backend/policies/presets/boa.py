@@ -27,15 +27,14 @@ from paceline_backend.policies.predict.least_squares import non_negative
 from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
 
-# Standard deviation, in the prior, of the fraction of a step's time that does not depend on the
-# number of samples.
+# Prior standard deviation of the fraction of a step's time that is independent of n.
 _PRIOR_DEVIATION = 0.3
 # With at most this number of rows, the noise is estimated from the residuals of T ∝ n, not from the
 # residuals of the fitted line.
 _FEW_FITTED = 3
 # Lower bound of the relative noise of a step's time.
 _LEAST_NOISE = 0.01
-# Value of `Models.a` ÷ (c + b). Sizes are not used, but `Models.a` must be above 0.
+# `Models.a` ÷ (c + b). Sizes are not used, but `Models.a` must be above 0.
 _NO_SIZE = 1e-12
 
 
@@ -45,14 +44,13 @@ class BatchSizePredictor:
 
     The time of n samples of any size is T = c·n + b seconds. The fit is a least squares with c, b ≥
     0. If batch sizes hardly vary, the times cannot determine both c and b. A prior therefore pulls
-    b towards 0, which gives a sensible forecast for any n. The noisier the times, the larger the
-    weight of the prior.
+    b towards 0, the more the noisier the times are.
     """
 
     window: int = 64
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """Fit all ranks. Models are known as soon as each rank has one usable row."""
+        """See `Predictor.fit`."""
         rows = feedback.by_step(world)
         valid = usable(rows.samples, rows.load, rows.compute_s)
         if not valid.any(axis=0).all():
@@ -92,7 +90,7 @@ class MinMaxAllocator:
     """
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
-        """See `Allocator.allocate`. The allocator has no state."""
+        """See `Allocator.allocate`."""
         if not models.known and problem.profiles:
             models = profiled(problem.profiles)
         if not models.known:
@@ -101,7 +99,7 @@ class MinMaxAllocator:
 
 
 def profiled(profiles: list[list[tuple[int, float]]]) -> Models:
-    """Fit models to the pairs (samples, seconds) that the profiling phase measured per worker."""
+    """Fit models to the profiling phase's pairs (samples, seconds) of each worker."""
     points = [np.array(rank, np.float64).T for rank in profiles]
     c, b = np.array([line(samples, compute_s) for samples, compute_s in points]).T
     return Models(_NO_SIZE * (c + b), c, b)

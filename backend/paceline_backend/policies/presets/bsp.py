@@ -25,7 +25,7 @@ class EqualCounts:
 
     Of each global batch, rank r of W ranks gets samples r, r + W, r + 2W, …. A rank at its memory
     limit gets no more samples, and the other ranks continue in turn. After a switch within an
-    epoch, the remaining samples keep the epoch's order. Models are not used.
+    epoch, the remaining samples keep the epoch's order.
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:

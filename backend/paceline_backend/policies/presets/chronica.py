@@ -44,7 +44,7 @@ _LEVEL_PASSES = 2
 
 @dataclass(frozen=True)
 class PaperScheduler:
-    """CHRONICA's data scheduler as in the paper (Alg. 2). Workers use samples that they hold.
+    """CHRONICA's data scheduler as in the paper (Alg. 2).
 
     A step's first pick is a random sample, which its holder computes. Each later pick goes to the
     worker with the least expected time (ETT) so far. The worker gets the largest of its samples
@@ -133,9 +133,9 @@ class ChronicaShuffler:
     most the level. Each time, it gives up the largest sample without which its ETT is still at
     least the level, or its smallest sample if there is none. These samples go, largest first, to
     the worker whose ETT with the sample is least; with `paper`, to the worker whose ETT without the
-    sample is least. Without `paper`, on several nodes, samples are then exchanged so that fewer
-    samples change their node (`solve.nodes`). Where data lives on nodes, a sample goes only to a
-    node that may get it and has enough free storage.
+    sample is least. Without `paper`, `solve.nodes` then exchanges samples so that fewer change
+    their node. Where data lives on nodes, a sample goes only to a node that may get it and has
+    enough free storage.
 
     With `paper`, the level is the mean of the workers' ETTs, which leaves a slow worker above the
     other workers for several epochs. Without `paper`, the level is the time at which all workers

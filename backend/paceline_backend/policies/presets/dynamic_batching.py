@@ -35,11 +35,11 @@ Expected = Callable[[Ints], Floats]
 
 
 class _BoundMemory(counts.Counted):
-    # The counts before rounding.
+    # Counts before rounding.
     target: list[float]  # [W]
     # First step whose time is not in `mean_s` yet.
     next: int
-    # Number of steps whose times are in `mean_s`. All of them came after the last change of counts.
+    # Number of steps since the last change of counts whose times are in `mean_s`.
     steps: int
     # μ: moving average of the time in seconds that each worker takes for its `counts` samples; 0:
     # unknown.
@@ -68,10 +68,8 @@ class DynamicAllocator:
     sample, by more than the fraction `dead_band`, its former count becomes its upper bound for
     `forget_steps` steps, or forever if `forget_steps` is 0.
 
-    The paper's samples have equal sizes, so that a rank's time shows its speed. Where sizes differ,
-    a moving average of few steps mostly shows which samples a rank got. By default, μ_k is
-    therefore the expected time of worker k for typical samples (`counts.typical_s`). With `times`
-    "measured", μ_k is the moving average, as in the paper.
+    By default, μ_k is replaced by the expected time of worker k for typical samples
+    (`counts.typical_s`). With `times` "measured", μ_k is the moving average, as in the paper.
 
     The first counts are in proportion to `capacity` or, if it is empty, to the nominal speeds of
     the devices. Counts then change at most every `every_steps` steps, and only if some worker's
@@ -200,10 +198,7 @@ def _shortens(expected: Expected, current: Ints, chosen: Ints) -> bool:
 
 
 def _slowed(memory: _BoundMemory) -> Floats:
-    """Return each worker's time per sample since the last change of counts ÷ before it, [W].
-
-    The ratio is NaN where it is unknown.
-    """
+    """Return each worker's time per sample since the last change ÷ before it, [W]; NaN: unknown."""
     rate, before = _rate(memory), np.array(memory.rate or [0.0] * len(memory.counts))
     known = (rate > 0) & (before > 0)
     return np.where(known, before / np.where(known, rate, 1.0), np.nan)
@@ -213,8 +208,7 @@ def _slower_than_expected(memory: _BoundMemory, models: Models, feedback: Feedba
     """Return the factor by which each worker became slower with the last change of counts, [W].
 
     The factor is the median of measured ÷ expected times since the change, ÷ the same median before
-    the change; NaN: unknown. The expected time already includes the effect of other samples and of
-    more padding, so only an unexpected slowdown gives a factor above 1.
+    the change; NaN: unknown.
     """
     rows = feedback.by_step(models.world)
     expected_s = models.ett(rows.features)

@@ -31,13 +31,11 @@ from paceline_backend.policies.predict.gru import PAST, GruPredictor
 from paceline_backend.policies.presets.bsp import EqualCounts
 from paceline_backend.policies.solve import counts
 
-# Maximum number of search nodes that branch and bound visits; this takes about 30 ms.
+# Maximum number of nodes that branch and bound visits, in about 30 ms.
 _MOST_VISITED = 20_000
-# Branch and bound is used for at most this many workers; for more, `_MOST_VISITED` nodes are too
-# few.
+# Maximum number of workers for branch and bound; for more, `_MOST_VISITED` nodes are too few.
 _WORKERS = 64
-# Approximate maximum number of levels that `try_levels` tries. A level is a time in seconds that
-# all workers should take.
+# Approximate maximum number of levels, common times of all workers, that `try_levels` tries.
 _LEVELS = 256
 # Threads change only if the standard deviation of the workers' times falls by more than this
 # fraction of their mean.
@@ -56,13 +54,11 @@ def shortened(threads: Ints, serial: float) -> Floats:
 def least_variance(times: Floats, most: int, cores: int, serial: float) -> Ints:
     """Return each worker's number of threads such that the variance of their times is least, [W].
 
-    A worker has 1 to `most` threads.
-    The search is branch and bound, depth first. Its bound is the sum of squared deviations of the
-    decided workers from their mean, which can only grow with more workers. The search begins with
-    the best choice of the following kind: each worker has the number of threads with which its time
-    is nearest to a common level. With more than 64 workers, this choice is the result. The search
-    visits at most 20,000 search nodes, and a dozen workers need fewer. Of equally good choices, the
-    choice with fewer threads is the result.
+    A worker has 1 to `most` threads. The search is branch and bound, depth first. Its bound is the
+    sum of squared deviations of the decided workers from their mean, which can only grow with more
+    workers. The search begins with the best of the choices in which each worker's time is as near
+    as possible to a common level; with more than 64 workers, this is the result. Of equally good
+    choices, the choice with fewer threads is the result.
 
     `times` are the workers' times with one thread, [W] s. `cores` is the maximum number of threads
     of all workers together (each worker has at least one thread); 0: no maximum. `serial` is the
@@ -100,7 +96,6 @@ class _Search:
         return threads
 
     def try_levels(self) -> None:
-        """Try, for each of many levels, the numbers of threads whose times are nearest to it."""
         levels = np.unique(self._choices)
         for level in levels[:: max(1, len(levels) // _LEVELS)]:
             wanted = np.cumsum(np.abs(self._choices - level).argmin(axis=1))
@@ -155,13 +150,13 @@ class _Ep4ddlMemory(counts.Counted):
 
 @dataclass(frozen=True)
 class ThreadAllocator:
-    """EP4DDL's choice of parallelism. All workers get the same number of samples.
+    """EP4DDL's choice of parallelism.
 
-    Ranks begin with one thread. The numbers of threads change if this lowers the standard deviation
-    of the predicted times by more than 5 % of their mean, and not again in the next eight steps.
-    From the times of these steps, the allocator computes the fraction of the time that threads do
-    not shorten; before the first change, this fraction is `serial`. For `most` and `cores` see
-    `least_variance`.
+    All workers get the same number of samples, and begin with one thread. The numbers of threads
+    change if this lowers the standard deviation of the predicted times by more than 5 % of their
+    mean, and not again in the next eight steps. From the times of these steps, the allocator
+    computes the fraction of the time that threads do not shorten; before the first change, this
+    fraction is `serial`. For `most` and `cores` see `least_variance`.
     """
 
     most: int
@@ -206,10 +201,7 @@ class ThreadAllocator:
 
     @staticmethod
     def _expected(models: Models, memory: _Ep4ddlMemory) -> Models:
-        """Return models for the current numbers of threads.
-
-        The feedback may still be from steps with the former numbers of threads.
-        """
+        """Return models for the current numbers of threads, because the feedback may be older."""
         if not models.known or not memory.single_s:
             return models
         return replace(

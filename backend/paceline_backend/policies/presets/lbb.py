@@ -41,7 +41,7 @@ class _LbbMemory(counts.Counted):
     slope: list[float]  # [W]
     # Step since which each worker has had no samples; ignored for workers that have samples.
     idle: list[int]  # [W]
-    # The first step in which rapid tuning, which recomputes all counts, is allowed again.
+    # First step in which rapid tuning, which recomputes all counts, is allowed again.
     calm_until: int
 
 
@@ -85,9 +85,8 @@ def fit_profile(points: list[tuple[int, float]]) -> Floats:
     """Fit the coefficients a0 … a3 of `Cubic`, [4], to a worker's profile (Alg. 1).
 
     The fit minimises the squares of relative errors. The profile, `points`, has at least one pair
-    (samples, seconds). With coefficients ≥ 0 the time never falls as the batch grows. Without this
-    condition, the cubic may decrease beyond the profiled sizes, so that a larger batch would be
-    expected to take less time.
+    (samples, seconds). With coefficients ≥ 0 the time never falls as the batch grows, also beyond
+    the profiled sizes.
     """
     # Imported here: the import takes long, and few runs need it.
     from sklearn.linear_model import LinearRegression
@@ -114,13 +113,11 @@ class LbbAllocator:
     previous policy, they solve Eq. 3 for the profiles, or are equal if there are no profiles.
 
     A worker may get no samples (B_i = 0). It then does not count for SE. In Eq. 3, it still has a
-    model: with `times` "measured", its last one. After `retry_steps` steps the worker gets `step`
-    samples from the worker with most samples, so that its time becomes known and tuning continues.
+    model: with `times` "measured", its last one. After `retry_steps` steps it gets `step` samples
+    from the worker with most samples, so that its time is measured.
 
-    The paper's samples have equal sizes, so that a rank's time shows its speed. Where sizes differ,
-    the times of single steps mostly show which samples a rank got. By default, a rank's time is
-    therefore its expected time for typical samples (`counts.typical_s`). With `times` "measured",
-    it is the measured time, as in the paper.
+    By default, a rank's time is its expected time for typical samples (`counts.typical_s`). With
+    `times` "measured", it is the measured time, as in the paper.
     """
 
     fine_threshold: float = 0.05
@@ -174,11 +171,10 @@ class LbbAllocator:
     def _move(
         self, memory: _LbbMemory, problem: Problem, line: Line, takes_part: Any
     ) -> _LbbMemory:
-        """Move samples from the slowest worker to the fastest, if this is useful.
+        """Move samples from the slowest worker to the fastest.
 
-        It is useful if the fastest worker takes less time after the move than the slowest worker
-        before the move. Without this condition, a sample could move back and forth if workers have
-        few samples.
+        There is no move if the fastest worker would then take at least as long as the slowest did:
+        otherwise a sample could move back and forth if workers have few samples.
         """
         changed, (_, limits) = np.array(memory.counts), counts.bounds(problem)
         expected = line(changed)
@@ -203,11 +199,6 @@ class LbbAllocator:
 
 
 def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _LbbMemory:
-    """Return the allocator's first state.
-
-    Its counts have the proportions of the newest steps, which the previous policy planned. Without
-    such steps, they solve Eq. 3 for the profiles `cubic`, or are equal if there are no profiles.
-    """
     low, limits = counts.bounds(problem)
     last = np.unique(feedback.step)[-_BEGIN:]
     first = int(last[0]) if len(last) else 0

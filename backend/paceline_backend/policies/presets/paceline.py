@@ -124,7 +124,7 @@ def make(parameters: PacelineParameters) -> Policy:
 
 
 def warm_up() -> None:
-    """Compile the kernels, or read them from the cache, so that plans need not wait for them."""
+    """See `policies.warm_up`."""
     none = np.empty(0, np.int64)
     # Plan for few and for many ranks, because these use different kernels.
     for world in (2, FEW_RANKS + 1):

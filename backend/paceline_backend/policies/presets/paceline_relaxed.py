@@ -1,7 +1,6 @@
 """`paceline-relaxed`: batches of `paceline`, and pairwise averaging while ranks still wait.
 
-With the scheduler's batches, all ranks take equally long, as far as speeds are constant and sizes
-determine the times of samples. Three causes of waiting remain: ranks that are slow at different
+With the scheduler's batches, three causes of waiting remain: ranks that are slow at different
 times, a rank whose smallest batch is still too large for it, and the all-reduce itself. Where ranks
 wait long, each rank steps independently, and after each step two replicas become their mean
 (AD-PSGD, Lian et al. 2018). No gradient is lost, no rank waits until another rank has computed, and
@@ -24,8 +23,7 @@ from paceline_backend.policies.base import BatchesOf, Choice, Feedback, Floats, 
 from paceline_backend.policies.presets.relaxed import RelaxedParameters
 from paceline_backend.policies.registry import make as policy_of
 
-# Number of blocks of neighbouring steps in the jackknife. It uses blocks, because slowdowns last
-# for several steps.
+# Number of blocks of steps in the jackknife; blocks, because slowdowns last for several steps.
 _BLOCKS = 8
 # The 97.5 % quantile of Student's t with `_BLOCKS` − 1 degrees of freedom.
 _T_OF_BLOCKS = 2.365
@@ -34,8 +32,8 @@ _FEWEST_MEASURED = 2 * _BLOCKS
 # The all-reduce is used again after this many consecutive choices against the relaxed
 # synchronisation.
 _AGREE = 2
-# If too few steps of a try of the relaxed synchronisation are usable, the try ends after this
-# number of segments, and this number of seconds counts as its duration.
+# A try of the relaxed synchronisation with too few usable steps ends after this number of segments,
+# and this number of seconds counts as its duration.
 _BLIND_SEGMENTS, _BLIND_S = 16, 60.0
 # Pause after a try of the relaxed synchronisation that saved too little, as a multiple of the try's
 # duration. The pause doubles with each further such try.
@@ -113,13 +111,12 @@ class _ChoiceMemory(msgspec.Struct, forbid_unknown_fields=True):
 class Measured:
     """A chooser that uses relaxed synchronisation while this surely saves enough time.
 
-    The relaxed synchronisation must save more than the fraction `saving` of the time. The time
-    under the synchronisation in force is measured; the time under the other synchronisation is
-    estimated. A step under the all-reduce is estimated to take the compute time of its slowest
-    rank, plus the time of the exchange and of everything else, such as data loading; both were last
-    measured under the all-reduce. A relaxed step is estimated to take the time that all ranks
-    together need for the step's work, or the time of the slowest rank if ranks cannot take over
-    batches. The exchange adds no time, because it normally runs while ranks compute.
+    The time under the synchronisation in force is measured; the time under the other
+    synchronisation is estimated. A step under the all-reduce is estimated to take the compute time
+    of its slowest rank, plus the time of the exchange and of everything else, such as data loading;
+    both were last measured under the all-reduce. A relaxed step is estimated to take the time that
+    all ranks together need for the step's work, or the time of the slowest rank if ranks cannot
+    take over batches. The exchange adds no time, because it normally runs while ranks compute.
 
     If the relaxed synchronisation saves less than `back`, the chooser returns to the all-reduce. If
     the relaxed synchronisation never saved enough, it is tried again after 20 times the duration of
@@ -132,7 +129,6 @@ class Measured:
     Therefore two consecutive choices must agree before the chooser returns to the all-reduce.
 
     Args:
-        relaxed: the alternative to the all-reduce.
         saving: fraction of the time for the same work that the relaxed synchronisation must save.
         back: saved fraction of the time below which the chooser returns to the all-reduce. A value
             above `saving` counts as `saving`.
@@ -200,8 +196,8 @@ class Measured:
         if len(newest) < _FEWEST_MEASURED:
             return None
         compute_s = rows.compute_s[newest]
-        # If ranks take over batches, a rank may compute no batch or several batches in a step. Such
-        # records have no compute time, so the step's records do not cover exactly its batches.
+        # If ranks take over batches, one rank may compute several batches in a step and another
+        # rank none. The record of the other rank then has no compute time.
         shared = now.relaxed and self.uneven
         whole: Any = (compute_s > 0).all(axis=1) if shared else np.ones(len(newest), bool)
         columns = (rows.load[newest], rows.sync_s[newest], rows.step_s[newest])
@@ -216,7 +212,7 @@ class Measured:
             now.wait_s = max(0.0, now.wait_s - passed_s)
 
     def _change(self, now: _ChoiceMemory) -> None:
-        # The relaxed synchronisation saved enough until conditions changed: the try was right.
+        # The relaxed synchronisation saved enough until conditions changed.
         if now.proved:
             now.wrong = 0
         elif now.relaxed:
@@ -258,7 +254,6 @@ class Measured:
 
 
 def _recall(memory: Mapping[str, Any]) -> _ChoiceMemory:
-    """Return the chooser's state from the bus, or a new state if validation fails."""
     try:
         return msgspec.convert(memory, _ChoiceMemory)
     except msgspec.ValidationError:
@@ -268,8 +263,8 @@ def _recall(memory: Mapping[str, Any]) -> _ChoiceMemory:
 def _half_interval(steps: int, estimate: Callable[[Any], float]) -> float:
     """Return half of an estimate's 95 % interval, by the delete-a-block jackknife.
 
-    `estimate` computes the estimate from the steps that are True in a mask, [steps]. The steps are
-    in sequence, and `steps`, their number, is at least `_BLOCKS`.
+    `estimate` computes the estimate from the steps that are True in a mask, [steps]. `steps`, the
+    number of successive steps, is at least `_BLOCKS`.
     """
     blocks = np.arange(steps) * _BLOCKS // steps
     values = np.array([estimate(blocks != block) for block in range(_BLOCKS)])

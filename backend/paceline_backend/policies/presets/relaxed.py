@@ -1,7 +1,4 @@
-"""Presets that only name a synchronisation, and use the batches of another preset.
-
-Each preset is made by `_preset` from its synchronisation and its parameters.
-"""
+"""Presets that only name a synchronisation, and use the batches of another preset."""
 
 from __future__ import annotations
 
@@ -40,8 +37,8 @@ class RelaxedParameters(Parameters, frozen=True, kw_only=True):
     batches: BatchesOf = "bsp"
 
 
-# Variants of relaxed presets. Under a relaxed preset, ranks still wait for each other at an epoch's
-# end, or when replicas are averaged. Batches that fit the ranks' speeds shorten these waits.
+# Under a relaxed preset, ranks still wait for each other at an epoch's end, or when replicas are
+# averaged. Batches that fit the ranks' speeds shorten these waits.
 ON_PACELINE = ({"batches": "paceline"},)
 
 R = TypeVar("R", bound=RelaxedParameters)

@@ -2,8 +2,8 @@
 
 A group's reduction rounds follow the group's own speed, so the gradients of a rank that is always
 slow are not older than the gradients of a fast rank. Fast ranks also take over batches of slow
-ranks in other groups. If there are several nodes, the ranks of each node are a group (unless the
-parameter `groups` is "speed"), so that only the exchanges with the server cross the network.
+ranks, even of other groups. If there are several nodes, the ranks of each node are a group (unless
+the parameter `groups` is "speed"), so that only the exchanges with the server cross the network.
 Between groups, a parameter server adds up the changes of each group (RNA, Sec. 4).
 """
 
@@ -29,8 +29,7 @@ from paceline_backend.policies.presets.relaxed import ON_PACELINE, RelaxedParame
 from paceline_backend.policies.registry import make as policy_of
 from paceline_backend.policies.values import LEAST_USABLE, Ints
 
-# The newest steps are divided into this many parts. Groups change only if all parts give the same
-# new groups.
+# The newest steps are divided into this many parts.
 _HISTORY_PARTS = 4
 _HISTORY_STEPS = 8 * _HISTORY_PARTS
 
@@ -51,10 +50,10 @@ class Grouping:
     by_node: bool = True
 
     def on_nodes(self, nodes: Sequence[int]) -> Chooser:
-        """Return a chooser that makes the ranks of each node a group, or return this chooser.
+        """Return a chooser that makes the ranks of each node a group.
 
-        This chooser, which groups ranks by speed, is returned if `by_node` is false or each node
-        has a single rank.
+        Return this chooser, which groups ranks by speed, if `by_node` is false or each node has a
+        single rank.
         """
         known = of_nodes(nodes)
         return _ByNode(self, known) if self.by_node and len(known) < len(nodes) else self
@@ -126,9 +125,8 @@ def _ms(seconds: float) -> str:
 def groups(times: Floats, spread: float = 1.0) -> list[list[int]]:
     """Return groups of ranks of about the same speed (RNA, Sec. 4), sorted by their first rank.
 
-    If the times of the slowest and the fastest rank differ by more than the mean time, the ranks
-    above the mean become one group, and the other ranks become another group. Both groups are
-    divided in the same way.
+    If the times of the slowest and the fastest rank differ by more than the mean time, ranks above
+    the mean and all others become separate groups, which are divided in the same way.
 
     `times` has the mean time of each rank's step in seconds, [W]; all are above 0. `spread` is the
     maximum difference of times within a group, as a multiple of the group's mean time; in RNA, it

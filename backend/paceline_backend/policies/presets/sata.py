@@ -49,7 +49,7 @@ class SataAllocator:
     On the right side of Eq. 8, the allocator replaces w_i by the number of samples that worker i
     trained in the time t_i. This gives the same shares, up to rounding, and also works if the
     leader or another policy planned the steps. A worker without feedback keeps its share. Each
-    worker gets at least one sample, so that its time stays known.
+    worker gets at least one sample.
 
     If no share would change by more than the fraction `tolerance`, all shares stay the same.
     Shares are computed every `every_steps` steps or, if it is 0, once per epoch, as in the paper.
@@ -102,9 +102,7 @@ def reweighted(weights: Floats, samples: Floats, compute_s: Floats) -> Floats:
     """Return each worker's share in proportion to the samples it trained per second (Eq. 8), [W].
 
     `weights` are the present shares w. `compute_s` is t, the seconds in which the workers computed
-    the gradients of their `samples`, [W] each. For example, w = (½, ½) and t = (2, 6) give (¾, ¼).
-    If all steps followed the plan, `samples` is proportional to w. Workers without a time keep
-    their share.
+    the gradients of their `samples`, [W] each. Workers without a time keep their share.
     """
     known = (samples > 0) & (compute_s > 0)
     if not known.any():

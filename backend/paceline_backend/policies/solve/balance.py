@@ -9,6 +9,9 @@ all workers would need at best. Then the slowest worker exchanges samples with t
 until no exchange helps: with many ranks in `pairs`, then in `descend`. If the batch has few
 samples, branch and bound (`_search`) improves the result further. `constraints` calls `pairs` and
 `descend` for batches whose counts are fixed.
+
+In private functions, `sizes` has the cost f(λ) of each sample of the batch, and `ranks` the rank of
+each sample, [n] each.
 """
 
 from __future__ import annotations
@@ -26,19 +29,16 @@ from paceline_backend.policies.values import Floats, Ints, Models
 # `_CLOSE` with more than `FEW_RANKS` ranks, otherwise `_CLOSER`.
 _CLOSE = 1e-3
 _CLOSER = 1e-5
-# Number of bisections in `_cut`, which divides the samples, in their given sequence, into one slice
-# per rank. They bisect the maximum time of a slice.
+# Number of bisections of the maximum time of a slice in `_cut`.
 _CUT_BISECTIONS = 6
-# With more ranks than this, `pairs` runs before `descend`, and the search ends earlier: at
-# `_CLOSE`, and after fewer tried exchanges.
+# With more ranks than this, `pairs` runs before `descend`, and the search ends earlier.
 FEW_RANKS = 64
 # Maximum number of samples for branch and bound.
 _FEW_SAMPLES = 20
-# Number of exchanges that are tried for one batch, which takes 2 ms. It is divided by
-# 1 + ranks // `FEW_RANKS`.
+# Number of exchanges that are tried for one batch, which takes 2 ms; with many ranks, fewer.
 _BATCH_EXCHANGES = 1_000_000
 
-# Maximum number of search nodes of branch and bound, which take 2 ms.
+# Maximum number of nodes of branch and bound, which take 2 ms.
 _MOST_SEARCH_NODES = 30_000
 
 
@@ -91,10 +91,9 @@ def partition(
 def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) -> Ints:
     """Improve an assignment of samples to ranks by exchanges; return each sample's rank, [n].
 
-    `sizes` has the cost f(λ) of each sample, [n]. `goal` is the time at which all ranks would end
-    if samples were divisible: see `level`. `start` is the assignment at the start, [n]; None:
-    `_largest_gap` makes it. If `start` is None, or there are at most `_FEW_SAMPLES` samples,
-    `sizes` must be descending.
+    `goal` is the time at which all ranks would end if samples were divisible: see `level`. `start`
+    is the assignment at the start, [n]; None: `_largest_gap` makes it. If `start` is None, or there
+    are at most `_FEW_SAMPLES` samples, `sizes` must be descending.
     """
     world = len(workers.a)
     few = world <= FEW_RANKS
@@ -117,9 +116,9 @@ def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) 
 def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
     """Cut the sequence of samples into one slice per rank, so that the slowest rank ends early.
 
-    Return each sample's rank, [n], and True; or False if no cut keeps the ranks' limits. `sizes`
-    has the cost f(λ) of each sample, [n]. No cut takes less time than `low`. Samples arranged by
-    `compose` have cuts whose time is near `low`, so the search begins at `low`.
+    Return each sample's rank, [n], and True; or False if no cut keeps the ranks' limits. No cut
+    takes less time than `low`. The search begins there, because samples arranged by `compose` have
+    cuts whose time is near `low`.
     """
     ranks, best, fits = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64), False
     step = _CLOSE / 16 * low
@@ -151,7 +150,7 @@ def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
 def grouped(ranks: Ints, world: int) -> tuple[Ints, Ints]:
     """Return the samples' positions sorted by rank, [n], and each rank's number of samples, [W].
 
-    `ranks` is the rank of each of the n samples. A rank's positions are in ascending order.
+    A rank's positions are in ascending order.
     """
     counts = np.zeros(world, np.int64)
     for i in range(len(ranks)):
@@ -171,9 +170,9 @@ def grouped(ranks: Ints, world: int) -> tuple[Ints, Ints]:
 def _largest_gap(sizes: Floats, workers: Workers, goal: float) -> Ints:
     """Give each sample, largest first, to the rank whose load can still grow most.
 
-    A rank's load can grow until the rank takes the time `goal`. Return each sample's rank, [n].
-    `sizes` has the cost f(λ) of each sample, descending, [n]. If `workers.most` fixes each rank's
-    number of samples, the samples that a rank still lacks are assumed to have the mean cost.
+    A rank's load can grow until the rank takes the time `goal`. `sizes` is descending. If
+    `workers.most` fixes each rank's number of samples, the samples that a rank still lacks are
+    assumed to have the mean cost.
     """
     a, c, b, most = workers
     mean = float(sizes.mean())
@@ -219,10 +218,9 @@ def _largest_first(sizes: Floats, gap: Floats, each: Floats, left: Ints, heap: I
 class DescentState(NamedTuple):
     """An assignment of n samples to W ranks that is being improved.
 
-    `sizes` has the cost f(λ) of each sample, and `w` the ranks' models; both stay constant. `ranks`
-    has the rank of each sample. The samples of a rank are a linked list: `first` has the first
-    sample of each rank, and `following` the next sample of the same rank after each sample; -1 ends
-    the list. `time_s` is each rank's time, and `number` its number of samples.
+    `sizes` has the cost f(λ) of each sample, and `ranks` its rank. The samples of a rank are a
+    linked list: `first` has the first sample of each rank, and `following` the next sample of the
+    same rank after each sample; -1 ends the list.
     """
 
     sizes: Floats  # [n]
@@ -235,7 +233,7 @@ class DescentState(NamedTuple):
 
     @staticmethod
     def of(sizes: Floats, ranks: Ints, workers: Workers) -> DescentState:
-        """Make the state from the rank of each sample, [n]. Exchanges will change `ranks`, too."""
+        """Make the state from the rank of each sample, [n], which exchanges change in place."""
         world = len(workers.a)
         count = np.bincount(ranks, minlength=world)
         load = np.bincount(ranks, sizes, minlength=world)
@@ -249,8 +247,7 @@ class DescentState(NamedTuple):
 def linked(ranks: Ints, world: int) -> tuple[Ints, Ints]:
     """Return each rank's samples as a linked list, from the rank of each sample, [n].
 
-    The first result has the first sample of each rank, [W]; the second has the next sample of the
-    same rank after each sample, [n]. -1 ends a list.
+    The results are `first` and `following` of `DescentState`.
     """
     first = np.full(world, -1)
     following = np.full(len(ranks), -1)
@@ -391,17 +388,17 @@ def descend(state: DescentState, enough: float, effort: int) -> None:
 
 @compiled
 def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, ranks: Ints) -> None:
-    """Improve `ranks`, the rank of each sample, [n], by a depth-first branch and bound, in place.
+    """Improve `ranks` by a depth-first branch and bound, in place.
 
     The search assigns the largest sample first, and visits at most `_MOST_SEARCH_NODES` nodes.
-    `sizes` has the cost f(λ) of each sample, descending, [n]. `rest` has the sum of `sizes` from
-    each sample to the last one, [n + 1]. `best` is the slowest rank's time under `ranks`. The
-    search ends when this time reaches its lower bound `goal`.
+    `sizes` is descending. `rest` has the sum of `sizes` from each sample to the last one, [n + 1].
+    `best` is the slowest rank's time under `ranks`. The search ends when this time reaches its
+    lower bound `goal`.
     """
     samples, world = len(sizes), len(w.a)
     time_s, count = np.zeros(world), np.zeros(world, np.int64)
     chosen = np.full(samples, -1)
-    # For each sample: the time of its chosen rank without the sample.
+    # Time of each sample's chosen rank without the sample.
     before = np.zeros(samples)
     i, nodes = 0, 0
     while i >= 0 and nodes < _MOST_SEARCH_NODES and best > goal * (1 + 1e-12):
@@ -412,7 +409,6 @@ def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, r
             time_s[last] = before[i]
             count[last] -= 1
         least_s, rank = best * (1 - 1e-12), -1
-        # Find the next rank to try, in ascending order of its time with the sample.
         for j in range(world):
             if count[j] < w.most[j]:
                 then = time_s[j] + w.a[j] * sizes[i] + w.c[j] + (w.b[j] if count[j] == 0 else 0.0)

@@ -3,15 +3,18 @@
 The `paceline` preset calls `compose` in free mode, for unpadded costs, at each epoch's start and
 when the ranks' speeds have changed.
 
-An epoch of K steps on W workers has K·W bins. A bin is the local batch of one worker in one step.
-Each bin gets a fixed number of samples (`step_counts`) and should get the load that the worker can
-compute in the step's time. Samples that are too large for an average step are put into separate
-steps, one sample on each worker, smaller samples on slower workers. All other steps take the same
-time. The order of the steps is random, and so is the choice among samples of similar size.
+An epoch of K steps on W workers has K·W bins. A bin, the local batch of one worker in one step,
+gets a fixed number of samples (`step_counts`) and should get the load that the worker can compute
+in the step's time. Samples that are too large for an average step are put into separate steps, one
+sample on each worker, smaller samples on slower workers. All other steps take the same time. The
+order of the steps is random, and so is the choice among samples of similar size.
 
 First each sample, largest first, is given to the bin with the most room (`_fullest`). Then bins
 exchange samples until each bin has its target load (`close`), and bins of equal counts are
 regrouped into steps (`matched`, `evened`).
+
+In this module, `sizes` has the cost f(λ) of each of the R samples, and `bins` the number of each
+sample's bin, step · W + worker, [R] each. `a` is seconds per unit of cost.
 """
 
 from __future__ import annotations
@@ -32,11 +35,10 @@ Bools = npt.NDArray[np.bool_]
 # Before ordinary samples are sorted by size, uniform noise between - `_JITTER` and `_JITTER` is
 # added to the logarithm of their size, so that epochs differ.
 _JITTER = 0.3
-# Bins with a very large sample are expected to be filled up with the smallest samples. This is the
-# fraction of all samples that count as the smallest.
+# Fraction of all samples, the smallest, that are expected to fill up bins with a very large sample.
 _FILLERS = 0.2
 # Workers count as equally fast with a very large sample if their times for it are at most this
-# multiple of the fastest worker's. The slowest of them gives the expected time of the step.
+# multiple of the fastest worker's.
 _ALIKE_TIMES = 1.02
 
 # `close` leaves a bin unchanged if its time differs from its target by at most this fraction of a
@@ -44,7 +46,7 @@ _ALIKE_TIMES = 1.02
 _BIN_TOLERANCE = 2e-4
 # Maximum number of passes over the bins in `close`.
 _BIN_PASSES = 64
-# `close` ends after this number of consecutive passes without an exchange.
+# Number of consecutive passes without an exchange after which `close` ends.
 _IN_VAIN = 4
 # `close` ends after trying about this number of pairs of samples, which takes 0.1 s.
 _MOST_PAIRS = 30_000_000
@@ -62,7 +64,7 @@ def compose(
     `effective` has the cost f(λ) of each of the R samples, [R], where λ is the sample's size. The
     result has the positions of the samples in `effective`, [R]; each `global_batch` successive
     samples are one step. Within a step, samples are sorted by the worker for which they are
-    intended. If R is not a multiple of `global_batch`, the last step is smaller.
+    intended.
     """
     steps, rest = divmod(len(effective), global_batch)
     if steps == 0 or global_batch < 2:
@@ -98,8 +100,8 @@ def _descending(
 ) -> Ints:
     """Return the samples' positions, largest first, [R], with noise on all but very large samples.
 
-    The noise makes epochs differ. `effective` has the cost f(λ) of each sample, [R]. A sample is
-    very large if the slowest worker needs at least half of a step's time, `step_s`, for it.
+    A sample is very large if the slowest worker needs at least half of a step's time, `step_s`, for
+    it.
     """
     ordinary = effective < 0.5 * step_s / workers.a.max()
     noise = np.exp(rng.uniform(-_JITTER, _JITTER, len(effective)))
@@ -138,10 +140,9 @@ def _bound(smallest: Floats, counts: Ints, w: Workers, order: Ints) -> tuple[flo
 
     The group is the first k workers in `order`. `smallest[m]` is the sum of the costs f(λ) of a
     step's m smallest samples. `counts` is each worker's number of samples, [W]. The function first
-    sorts `order`, the workers, [W], in place by descending a·count, where a is the worker's time
-    per unit of cost. So the workers that have time only for small samples come first.
+    sorts `order`, the workers, [W], in place by descending a·count.
     """
-    # Use an insertion sort, because only two workers are usually out of order.
+    # An insertion sort, because usually only two workers are out of order.
     for k in range(1, len(order)):
         j, at = order[k], k
         need = w.a[j] * counts[j]
@@ -167,12 +168,10 @@ def _bound(smallest: Floats, counts: Ints, w: Workers, order: Ints) -> tuple[flo
 def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
     world = len(order)
     best, binding = _bound(smallest, counts, w, order)
-    # With many workers, try only some of them.
     stride = max(1, world // 32)
     tried = order.copy()
     for _ in range(64):
         if binding == world or counts[order[binding]] == 0:
-            # The group of all workers gives the bound, so no other counts lower the bound.
             break
         giver, taker = 0, 0
         for k in range(0, binding, stride):
@@ -194,7 +193,7 @@ def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
 
 
 class _Bins(NamedTuple):
-    """The bins while they are filled. Bin number step · W + worker is a local batch.
+    """The bins while they are filled.
 
     `counts` is each worker's number of samples in a usual step, and `last` in the smaller last
     step, whose bins have the highest numbers. `of` is the bin of each sample. `gap` is the load
@@ -263,9 +262,8 @@ def _pop(places: int, bins: _Bins) -> int:
 def _fullest(bins: _Bins, each: float) -> tuple[int, float]:
     """Find the bin with the most room for its next sample.
 
-    Return the number of samples that this bin lacks, and its room. A bin's room is its gap, minus
-    a load of `each` for every further sample that it lacks. Bins that lack equally many samples are
-    in one heap, so only the first bin of each heap is compared.
+    Return the number of samples that this bin lacks, and its room. A bin's room is its gap, minus a
+    load of `each` for every further sample that it lacks.
     """
     places, room = 0, -np.inf
     for free in range(1, len(bins.ends)):
@@ -289,9 +287,8 @@ def _open(step: int, time_s: float, counts: Ints, w: Workers, bins: _Bins) -> No
 def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
     """Return the summed speed of the workers with samples, and the load that fixed costs displace.
 
-    A worker takes a seconds per unit of cost, c seconds per sample and b seconds per step. The
-    speed is Σ 1/a. The displaced load is what the workers could do in the time of b and c·n, where
-    n is the worker's number of samples in `counts`, [W].
+    The speed is Σ 1/a. The displaced load is what the workers could do in the time of b and c·n,
+    where n is the worker's number of samples in `counts`, [W].
     """
     speed, due = 0.0, 0.0
     for j in range(len(counts)):
@@ -305,8 +302,8 @@ def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
 def _deal(sizes: Floats, total: float, small: float, w: Workers, bins: _Bins) -> None:
     """Give each sample, largest first, to the bin with the most room, as `_fullest` defines it.
 
-    `sizes` has the cost f(λ) of each sample, nearly descending, [R]. `total` is the sum of `sizes`,
-    and `small` the mean of the smallest values: see `_FILLERS`.
+    `sizes` is nearly descending; `total` is its sum, and `small` the mean of its smallest values:
+    see `_FILLERS`.
     """
     counts, last = bins.counts, bins.last
     world, samples = len(counts), len(sizes)
@@ -334,7 +331,6 @@ def _deal(sizes: Floats, total: float, small: float, w: Workers, bins: _Bins) ->
                     break
                 # Measured speeds have small errors. If workers' speeds differ only a little, the
                 # step must be long enough that several workers can take a sample of this size.
-                # With a shorter step, each of these samples would be in a step of its own.
                 until, time_s = opened + 1, alone[alone <= _ALIKE_TIMES * alone.min()].max()
             for step in range(opened, until):
                 _open(step, time_s, counts, w, bins)
@@ -354,7 +350,6 @@ def _deal(sizes: Floats, total: float, small: float, w: Workers, bins: _Bins) ->
 @compiled
 def _laid_out(bins: Ints, counts: Ints, last: Ints, turn: Ints) -> Ints:
     world = len(counts)
-    # Position of each bin's next sample.
     at = np.empty(len(turn) * world, np.int64)
     start = 0
     for place in range(len(turn)):
@@ -372,13 +367,8 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
     """Exchange samples between bins with too much load and bins with too little load.
 
     The bins that are furthest from their target come first. `bins` and `gap` are changed in place.
-
-    Args:
-        sizes: cost f(λ) of each sample, [R].
-        bins: number of each sample's bin, step · W + worker, [R].
-        gap: load that each bin lacks to reach its target; negative if the bin has too much, [bins].
-        a: each worker's time in seconds per unit of cost, [W].
-        step_s: mean time of a step.
+    `gap` is the load that each bin lacks to reach its target, [bins], negative if the bin has too
+    much. `step_s` is the mean time of a step.
     """
     held, number = grouped(bins, len(gap))
     ends = np.cumsum(number)
@@ -387,7 +377,6 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
     off = np.arange(len(gap))
     tried, in_vain = 0, 0
     for turn in range(_BIN_PASSES):
-        # Continue with the bins that are not close to their target.
         off = off[np.abs(gap[off]) * a[off] > _BIN_TOLERANCE * step_s]
         off = off[np.argsort(gap[off], kind="stable")]
         tried += len(off) // 2 * int(number.max()) ** 2
@@ -403,9 +392,9 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
 class _Binned(NamedTuple):
     """Samples sorted by bin.
 
-    `sizes` has the cost f(λ) of each sample, and `held` its position in the caller's arrays.
-    ``ends[k]`` is the index in both at which bin k ends. A bin's samples are adjacent in memory,
-    because with a million samples, most of the time is spent on reading memory.
+    `held` is the position of each sample in the caller's arrays. ``ends[k]`` is the index in
+    `sizes` and `held` at which bin k ends. A bin's samples are adjacent, because with a million
+    samples most of the time goes into reading memory.
     """
 
     sizes: Floats  # [R]
@@ -419,8 +408,7 @@ def _exchanged(off: Ints, turn: int, binned: _Binned, gap: Floats, a: Floats) ->
 
     Return the number of exchanges. `off` has the bins in ascending sequence of their gaps. Bins are
     paired differently for each value of `turn`. `binned` and `gap`, the load that each bin lacks,
-    [bins], are changed in place. `a` is the time in seconds per unit of cost of each bin's worker,
-    [bins].
+    [bins], are changed in place. `a` has one value per bin, [bins].
     """
     sizes, held, ends = binned.sizes, binned.held, binned.ends
     changed, pairs = 0, len(off) // 2
@@ -451,12 +439,10 @@ def matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
     The first step gets each worker's bin with the largest load, the second step each worker's bin
     with the second largest load, and so on. Return each sample's new bin, [R]. A worker's bins hold
     equally many samples, except in the last step, which does not change. So any bins of different
-    workers can form a step, and this grouping minimises the total time of all steps. `bins`
-    is the bin of each sample, [R], `sizes` its cost f(λ), [R], and `steps` the number of steps
-    without the last one.
+    workers can form a step, and this grouping minimises the total time of all steps. `steps` is
+    their number without the last one.
     """
     load = np.bincount(bins, sizes, minlength=(steps + 1) * world).reshape(-1, world)
-    # The smaller last step stays last.
     load[steps] = -1.0
     step = np.argsort(np.argsort(-load, axis=0, kind="stable"), axis=0)
     return np.asarray((step * world + np.arange(world)).ravel()[bins])
@@ -465,10 +451,9 @@ def matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
 def evened(bins: Ints, sizes: Floats, workers: Workers, counts: Ints, step_s: float) -> Ints:
     """Call `matched`, then repeatedly exchange samples between bins and call `matched` again.
 
-    This is repeated while the total time of the steps falls. Return each sample's bin, [R]. If bins
-    have few samples and sizes are whole numbers, often no bin can have exactly the mean time, but
-    the bins of one step can still have equal times. `bins` is the bin of each sample, [R], and
-    `sizes` its cost f(λ), [R]. `counts` is the number of samples of each bin, [steps + 1, W].
+    This is repeated while the total time of the steps falls. Return each sample's bin, [R]. With
+    few samples of whole sizes, often no bin can have exactly the mean time, but the bins of one
+    step can still have equal times. `counts` is the number of samples of each bin, [steps + 1, W].
     `step_s` is the mean time of a step.
     """
     steps, world = len(counts) - 1, counts.shape[1]
@@ -502,7 +487,7 @@ def _targets(time_s: Floats, a: Floats) -> Floats:
     change the total load, so the loads that bins lack must sum to zero. Therefore some steps have
     another target: if the sum is negative, the time of the step's slowest bin; if the sum is
     positive, the time of its fastest bin. `time_s` is the time of each bin, [steps + 1, W], NaN for
-    bins without samples. `a` is each worker's time in seconds per unit of cost, [W].
+    bins without samples.
     """
     # `np.sort` puts NaN last.
     there = np.sort(time_s, axis=1)

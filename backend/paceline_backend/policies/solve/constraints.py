@@ -1,9 +1,8 @@
 """Adaptation of a plan's batches to a run's constraints: a grid for counts, and batch limits.
 
 `planner.plan` calls `gridded`, then `within_limits`, with the scheduler's batches, so both apply to
-every policy. The samples of each global batch stay as planned; a few of them change their rank.
-`gridded` makes each count a multiple of the grid, so that batches have few distinct shapes.
-`within_limits` keeps each local batch within its limit in the unit of the sizes (`token_limits`).
+every policy. The samples of each global batch stay as planned; a few of them change their rank. The
+grid gives batches few distinct shapes. The limits are in the unit of the sizes (`token_limits`).
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ def gridded(batches: Assignment, policy: Policy, problem: Problem, models: Model
     `shapes.on_grid`. If the policy divides a batch by models, the function tries several sets of
     counts and uses the set with which the slowest rank ends first. For other policies, it uses the
     counts nearest to the scheduler's. If data lives on nodes, it uses the nearest counts for every
-    policy. It then first rounds the sum of each node's counts to the grid, so that few samples move
-    between nodes.
+    policy, and first rounds the sum of each node's counts, so that few samples move between nodes.
     """
     if problem.grid == 1:
         return batches
@@ -53,9 +51,8 @@ def gridded(batches: Assignment, policy: Policy, problem: Problem, models: Model
     steps = zip(batches.counts, np.split(batches.samples, ends), strict=True)
     for step, (before, batch) in enumerate(steps):
         limits = most_of(problem.limits, len(batch), problem.world)
-        # A rank without samples is not measured, so each rank that has samples keeps some.
-        # This does not apply if models of the ranks divide the batch: older steps then show each
-        # rank's speed.
+        # Without samples a rank is not measured, so each rank that has samples keeps some, unless
+        # the ranks' models divide the batch: older steps then show each rank's speed.
         target = on_grid(before, problem.grid, limits, nodes, keep=not follows)
         ranks = np.repeat(np.arange(problem.world), before)
         if np.array_equal(target, before):
@@ -84,8 +81,7 @@ def _at_home(problem: Problem, batch: Ints, nodes: Ints, ranks: Ints) -> npt.NDA
 class _Division:
     """The division of one global batch among the ranks, with counts that are multiples of `grid`.
 
-    `sizes` has the size λ of each sample, [n]; `limits` the maximum number of samples of each rank,
-    [W].
+    `sizes` has the size λ of each sample, [n]; `limits` each rank's maximum number of samples, [W].
     """
 
     def __init__(self, sizes: Floats, models: Models, grid: int, limits: Ints) -> None:
@@ -120,9 +116,8 @@ class _Division:
     def _exchanged(self, ranks: Ints) -> Ints:
         """Exchange samples between many pairs of ranks; no rank's number of samples changes.
 
-        Return the rank of each sample, [n]; `ranks` has the ranks before. These exchanges are made
-        after `partition`, because it improves only the slowest rank. With counts on the grid, which
-        do not match the ranks' speeds exactly, many ranks are slow.
+        Return the rank of each sample, [n]. `partition` improves only the slowest rank, but many
+        ranks are slow if counts on the grid do not match their speeds.
         """
         if self._models.cost.padded:
             return ranks
@@ -147,8 +142,7 @@ class _Division:
     def _solved(self, nearest: Ints) -> Ints:
         """Return the counts that would be best if all samples had the same size, [W].
 
-        `nearest` are counts on the grid, [W]. If one of them includes a remainder, the remainder
-        stays on this rank.
+        `nearest` are counts on the grid, [W]; a remainder in one of them stays on its rank.
         """
         grid, rest, each_s = self._grid, nearest % self._grid, self._each_s()
 
@@ -160,10 +154,9 @@ class _Division:
         return np.asarray(grid * blocks + rest)
 
     def _shifted(self, ranks: Ints) -> Ints | None:
-        """Return the counts after moving `grid` samples away from the slowest rank, [W].
+        """Return the counts after moving `grid` samples from the slowest rank, [W].
 
         The samples go to the rank that ends first with them. Return None if no rank can take them.
-        `ranks` has the rank of each sample before the move, [n].
         """
         order, counts = grouped(ranks, self._models.world)
         end_s = self._models.ett(features(self._sizes[order], counts))
@@ -181,11 +174,11 @@ class _Division:
 def within_limits(
     batches: Assignment, policy: Policy, problem: Problem, models: Models
 ) -> Assignment:
-    """Move samples between ranks until each local batch keeps its limit; return the batches.
+    """Move samples between ranks until each local batch keeps ``problem.token_limits``.
 
-    The limits are ``problem.token_limits``. If the policy divides a batch by models, the samples
-    that exceed a worker's limit are also divided among the other workers by models. If not, these
-    samples go to the workers that are furthest below their limits.
+    If the policy divides a batch by models, the samples that exceed a worker's limit are also
+    divided among the other workers by models. If not, these samples go to the workers that are
+    furthest below their limits.
     """
     limits = problem.token_limits
     if limits is None:
@@ -209,8 +202,8 @@ def _refilled(ranks: Ints, sizes: Floats, models: Models, limits: Floats) -> Int
     """Fill each worker that is over its limit up to the limit, and divide the other samples again.
 
     This is repeated until no worker is over its limit, or no other worker can take the samples.
-    Return the rank of each sample, [n]; `ranks` has the ranks before. `sizes` has the size λ of
-    each sample, [n]; `limits` the maximum sum of the sizes on each worker, [W].
+    Return the rank of each sample, [n]. `sizes` has the size λ of each sample, [n]; `limits` the
+    maximum sum of the sizes on each worker, [W].
     """
     ranks = ranks.copy()
     open_, rest = np.ones(len(limits), bool), np.ones(len(sizes), bool)

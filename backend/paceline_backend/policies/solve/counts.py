@@ -1,7 +1,6 @@
 """Batches from counts, for presets whose allocator chooses each worker's number of samples.
 
-`policy` makes the policy of such a preset. All these presets share one scheduler, which makes
-batches from any counts, and the helpers for bounds, rounding and state.
+`policy` makes the policy of such a preset.
 """
 
 from __future__ import annotations
@@ -44,7 +43,8 @@ class CountsParameters(Parameters, frozen=True, kw_only=True):
 # `Preset.variants` of every preset whose allocator chooses counts.
 LEVELLED = ({"which": "levelled"},)
 
-# Type of the parameter `times`, for presets that compute counts from the ranks' times.
+# Type of the parameter `times`, for presets that compute counts from the ranks' times. Where sizes
+# differ, the measured times of few steps mostly show which samples a rank got.
 Times = Annotated[
     Literal["typical", "measured"],
     Meta(
@@ -87,9 +87,9 @@ def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
 def rounded(target: Floats) -> Ints:
     """Round the workers' numbers of samples to whole numbers with the same sum, [W].
 
-    The numbers with the largest remainders are rounded up. If remainders are equal, the numbers of
-    the lowest ranks are rounded up first. `target` are the numbers, ≥ 0, [W]; their sum is whole,
-    up to floating-point errors.
+    The numbers with the largest remainders are rounded up. Of equal remainders, those of the lowest
+    ranks come first. `target` are the numbers, ≥ 0, [W]; their sum is whole, up to floating-point
+    errors.
     """
     down = np.floor(target + 1e-9).astype(np.int64)
     rest = round(float(target.sum())) - int(down.sum())
@@ -107,7 +107,7 @@ def scaled(counts: Ints, size: int) -> Ints:
 
 
 def equal(problem: Problem) -> Ints:
-    """Return each worker's number of samples: equal numbers, as far as memory limits allow, [W]."""
+    """Return equal numbers of samples for all workers, as far as memory limits allow, [W]."""
     low, high = bounds(problem)
     return rounded(spread(np.ones(problem.world), problem.global_batch, low, high))
 
@@ -135,9 +135,8 @@ def bounds(problem: Problem, least: int = 0, most: Ints | None = None) -> tuple[
 def typical_s(models: Models, counts: Ints, sizes: Floats) -> Floats:
     """Return the time that each worker is expected to take for samples drawn at random, [W] s.
 
-    `counts` is the number of samples of each worker, [W]; without samples, the time is 0. Unlike
-    measured times, the expected times do not depend on the samples that a worker happened to get.
-    `sizes` has the size λ of each sample of the data set, [N]. The models must be known.
+    `counts` is the number of samples of each worker, [W]; without samples, the time is 0. `sizes`
+    has the size λ of each sample of the data set, [N]. The models must be known.
     """
     effective = np.asarray(models.cost.sizes(sizes), np.float64)
     load = counts * float(effective.mean())
@@ -176,7 +175,7 @@ def recall(problem: Problem, kind: type[M]) -> M | None:
 
 
 def allocation(memory: Counted) -> Allocation:
-    """Return the allocation with the counts of an allocator's state, and with the state itself."""
+    """Return the allocation with an allocator's state, and with the counts in it."""
     return Allocation(np.array(memory.counts), msgspec.to_builtins(memory))
 
 
@@ -233,17 +232,14 @@ def levelled(sizes: Floats, counts: Ints, cost: Cost) -> Ints:
 
 
 def scheduler(parameters: CountsParameters) -> CountedScheduler:
-    """Make the scheduler that a preset's parameters select."""
+    """Make the scheduler for a preset's parameters."""
     return CountedScheduler(levelled=parameters.which == "levelled")
 
 
 def criteria(
     parameters: CountsParameters, steps: int = 0, capacity: tuple[float, ...] | None = None
 ) -> Criteria:
-    """Return the `Criteria` of a preset with an allocator of counts.
-
-    For the arguments see `policy`.
-    """
+    """Return the `Criteria` of a preset with an allocator of counts; see `policy`."""
     return Criteria(
         cost="fitted" if parameters.which == "levelled" else None,
         speeds=capacity is None,
@@ -264,10 +260,8 @@ def policy(
 ) -> Policy:
     """Make the policy of a preset whose allocator chooses each worker's number of samples.
 
-    The policy's predictor is for the displayed expected times (ETT), for levelling, and for
-    allocators that need models. `steps` is as in `Criteria`. `capacity` are the ranks' speeds that
-    an operator gave, [W]; empty: counts follow the nominal speeds of the ranks' devices; None:
-    counts follow measured speeds.
+    `steps` is as in `Criteria`. `capacity` are the ranks' speeds that an operator gave, [W]; empty:
+    counts follow the nominal speeds of the ranks' devices; None: counts follow measured speeds.
     """
     return Policy(
         name=name,

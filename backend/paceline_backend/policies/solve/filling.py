@@ -1,9 +1,7 @@
 """Filling of one global batch from the samples that each worker holds (CHRONICA, Alg. 2).
 
-`Holdings` keeps a worker's samples sorted by size, for CHRONICA's scheduler and shuffler. `Filling`
-is the state of a global batch while it is filled: `fill` gives random samples to the worker that
-would finish first, `level_out` exchanges some of them, and `largest_first` fills an epoch's last
-step.
+`fill` gives random samples to the worker that would finish first, and `level_out` exchanges some of
+them. `largest_first` fills an epoch's last step.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from paceline_backend.policies.values import Floats, Ints, Models
 class Holdings:
     """The samples that a worker holds, sorted by ascending size, then by index.
 
-    The order allows a binary search for a size. `samples` are the ascending indices of the K held
-    samples, [K], and `sizes` the sizes of all samples of the data set, [N].
+    `samples` are the ascending indices of the K held samples, [K], and `sizes` the sizes of all
+    samples of the data set, [N].
     """
 
     def __init__(self, samples: Ints, sizes: Floats) -> None:
@@ -72,11 +70,9 @@ class Holdings:
 def split(remaining: Ints, placement: Ints, sizes: Floats, world: int) -> list[Holdings]:
     """Return the holdings of each worker, [W].
 
-    `remaining` are the remaining samples, [R]. `placement` has the worker that holds each sample,
-    and `sizes` the samples' sizes, [N] each.
+    `placement` has the worker that holds each sample, and `sizes` the samples' sizes, [N] each.
     """
     holder = placement[remaining]
-    # Sort once for all workers, because there may be many.
     held = remaining[np.argsort(holder, kind="stable")]
     ends = np.cumsum(np.bincount(holder, minlength=world))
     return [Holdings(mine, sizes) for mine in np.split(held, ends[:-1])]
@@ -102,11 +98,10 @@ class Filling:
         self.a: list[float] = models.a.tolist()
         self.c: list[float] = models.c.tolist()
         self.ett: list[float] = models.b.tolist()
-        # Pairs of sample and size, by rank.
+        # Pairs of sample and size in each rank's batch.
         self.batches: list[list[tuple[int, float]]] = [[] for _ in self.a]
         self.holdings = holdings
-        # Time that each worker would take for all samples that it still holds, [W]; None: not
-        # computed yet.
+        # Each worker's time for all samples that it still holds, [W]; None: not computed yet.
         self._left: Floats | None = None
 
     def source(self, rank: int) -> int | None:
@@ -114,8 +109,8 @@ class Filling:
 
         The result is the rank itself if it holds samples, otherwise the worker with most work left.
         If samples stay on their nodes (`nodes`), the result is a worker of the same node. The paper
-        does not define what the least loaded worker does when it holds no sample. Here this worker
-        gets a sample that another worker holds; the sample counts as moved.
+        does not define what a worker that holds no sample does. Here it gets a sample of another
+        worker, and the sample counts as moved.
         """
         if self.holdings[rank]:
             return rank
@@ -159,8 +154,8 @@ class Filling:
 def fill(step: Filling, draws: list[float]) -> None:
     """Give one sample per element of `draws` to the worker that would then finish first.
 
-    An element is a random number from 0 to 1: the relative position of the sample among the samples
-    that the worker holds.
+    An element, from 0 to 1, is the relative position of the sample among those that the worker
+    holds.
     """
 
     def done(rank: int) -> float:

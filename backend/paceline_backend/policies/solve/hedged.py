@@ -1,11 +1,11 @@
 """Division of a global batch while several costs of a batch are still plausible.
 
-Each plausible cost has its own best partition. Two further kinds of partitions suit several costs
-at once. The first kind has the counts that are best under one cost, and loads that are levelled
-under another cost. The second kind is the batch sorted by size and cut into slices, which suits
-padded batches; the cuts are chosen such that under no plausible cost the time is far above the best
-time under that cost. `partition_hedged` returns the partition with the least expected relative
-time, where the time under each cost is divided by the best time under that cost.
+Each plausible cost has its own best partition. Two further kinds suit several costs at once. The
+first has the counts that are best under one cost, and loads that are levelled under another. The
+second is the batch sorted by size and cut into slices; the cuts are chosen such that under no
+plausible cost the time is far above the best time under that cost. `partition_hedged` returns the
+partition with the least expected relative time: the time under a cost ÷ the best time under that
+cost.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from paceline_backend.policies.values import Floats, Ints, Models
 
 Bools = npt.NDArray[np.bool_]
 
-# Number of bisections with which `_cut` minimises the largest ratio, over all plausible costs, of
-# the batch's time under a cost to the best time under that cost.
+# Number of bisections in `_cut`.
 _RATIO_BISECTIONS = 10
 
 
@@ -81,8 +80,8 @@ def _cut(sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints) ->
     The cuts minimise the largest ratio, over all costs, of the batch's time under a cost to the
     best time under that cost.
 
-    Return the number of samples of each rank, in the sequence of `turn`, [W]. The sum of these
-    numbers is below n if no cut is found.
+    Return the number of samples of each rank, in the sequence of `turn`, [W]; their sum is below n
+    if no cut is found.
 
     Args:
         sizes: cost f(λ) of each of the n samples under each plausible cost, descending, [costs, n].

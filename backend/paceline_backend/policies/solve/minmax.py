@@ -12,7 +12,7 @@ from paceline_backend.policies.values import Floats, Ints
 # Function from the workers' counts to the workers' times; both are [W].
 Times = Callable[[Ints], Floats]
 
-# Maximum number of bisections of the makespan; more would exceed the precision of floats.
+# Maximum number of bisections of the makespan; more exceed the precision of floats.
 _MAKESPAN_BISECTIONS = 60
 
 
@@ -22,10 +22,10 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
     The result n minimises the makespan max_j times_j(n_j), subject to Σ n_j = `total` and 0 ≤ n_j ≤
     limits_j for each worker j. `times` returns the workers' times for their numbers of samples; a
     worker's time must not decrease when its number of samples grows. It is then optimal to give
-    each sample to the worker that ends first with it, so the result is exact. Bisection on the
-    makespan gives all but a few samples at once, in about W · log²(total) operations. Of
-    equally good choices, the result is the choice in which the worker that ends first ends as late
-    as possible; if there are still several, the lowest ranks get the samples.
+    each sample to the worker that ends first with it. Bisection on the makespan gives all but a few
+    samples at once, in about W · log²(total) operations. Of equally good choices, the result is the
+    choice in which the worker that ends first ends as late as possible; if there are still several,
+    the lowest ranks get the samples.
 
     Raises:
         ValueError: the sum of the limits is below the total.
@@ -38,7 +38,7 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
         )
     counts = _fill(times, total, limits)
     filled = counts.copy()
-    # Times of all workers with 0, 1, 2, … more samples than in `filled`.
+    # Times of the workers with 0, 1, 2, … more samples than in `filled`.
     ahead = [times(np.minimum(filled + more, limits)) for more in (0, 1)]
     heap = [
         (float(ahead[1][j]), float(ahead[0][j]), j)
@@ -61,8 +61,8 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
 def _levelled(times: Times, counts: Ints, limits: Ints) -> Ints:
     """Move samples to the worker that ends first, as long as the makespan does not grow.
 
-    Return each worker's number of samples, [W]. `counts` is each worker's number of samples before
-    the moves, [W]; for the other arguments see `minmax`.
+    Return the new counts, [W]. `counts` has the counts before, [W]; for the other arguments see
+    `minmax`.
     """
     if not len(counts):
         return counts

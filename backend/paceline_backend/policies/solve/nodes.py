@@ -1,9 +1,6 @@
 """Placements that keep samples on nodes, for CHRONICA and for data that lives on nodes.
 
-`homes_of` returns the ranks' nodes if samples must stay on them. `kept_on_nodes` exchanges samples
-of a placement so that fewer samples change their node, if this does not make the slower of two
-workers slower. `Room` tracks the free storage of nodes while samples get other holders. `dealt`
-makes a run's first placement.
+`dealt` makes a run's first placement.
 """
 
 from __future__ import annotations
@@ -24,18 +21,17 @@ def homes_of(problem: Problem) -> list[int] | None:
 def kept_on_nodes(placement: Ints, problem: Problem, models: Models) -> Ints:
     """Return a placement, [N], in which fewer samples change their node than in `placement`, [N].
 
-    A placement has the rank that holds each sample. A sample that goes from node A to node B is
-    exchanged for a sample of similar size that goes from B to A. The exchange is not made if it
-    would increase the larger of the two workers' total times, or if a node has too little free
-    storage for its new sample (`Problem.storage`). `problem` is the argument of `Shuffler.shuffle`;
-    its `nodes` must be known.
+    A sample that goes from node A to node B is exchanged for a sample of similar size that goes
+    from B to A. The exchange is not made if it would increase the larger of the two workers' total
+    times, or if a node has too little free storage for its new sample (`Problem.storage`). The
+    nodes of `problem` must be known.
     """
     assert problem.nodes is not None
     nodes, sizes, placement = problem.nodes, problem.sizes, placement.copy()
     mine = placement[problem.remaining]
     load = np.bincount(mine, sizes[problem.remaining], models.world)
     work = models.a * load + models.c * np.bincount(mine, minlength=models.world)
-    # Without storage limits, free storage and lengths are zero, so every exchange is possible.
+    # Zeros, so that without storage limits every exchange is possible.
     room = lengths = np.zeros(len(sizes), np.int64)
     if problem.storage is not None:
         lengths = problem.storage.lengths
@@ -85,7 +81,6 @@ class Room:
         assert problem.nodes is not None and problem.storage is not None
         self._nodes, self._storage = problem.nodes, problem.storage
         self._left = problem.storage.room - held(problem.placement, problem.nodes, problem.storage)
-        # Number of bytes of the samples that each node has given up so far.
         self._given = np.zeros_like(self._left)
 
     def is_exceeded(self, rank: int) -> bool:
@@ -94,7 +89,7 @@ class Room:
         return bool(self._left[node] + self._given[node] < 0)
 
     def give_up(self, sample: int, rank: int) -> None:
-        """Record that a rank gives up a sample, which occupies its node until `take` moves it."""
+        """Record that a rank gives up a sample, which stays on its node until `take` is called."""
         self._given[self._nodes[rank]] += self._storage.lengths[sample]
 
     def admitted(self, sample: int, giver: int) -> npt.NDArray[np.bool_]:

@@ -19,7 +19,7 @@ def epoch_order(n: int, seed: int, epoch: int) -> Ints:
 
     The result equals ``torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch))``:
     Mersenne Twister seeded with the low 32 bits, 32-bit draws, Fisher-Yates from the front. The
-    result is cached and shared between callers, so the array is read-only.
+    cached array is read-only.
 
     Raises:
         ValueError: PyTorch draws permutations of this length in another way.

@@ -4,8 +4,11 @@ The time of worker j with n_j samples is T_j = a_j·n_j·f(λ_j) + c_j·n_j + b_
 the size of its longest sample, f the cost of a sample, and a, c and b the worker's model. Among the
 best partitions is one that gives each worker a contiguous slice of the batch sorted by length:
 samples can be exchanged until all workers have slices, and these exchanges make no worker's longest
-sample longer. The batch is therefore sorted and cut. The solver only chooses the order of the
-workers and the places to cut.
+sample longer. So the solver sorts the batch, and only chooses the order of the workers and the
+cuts.
+
+In private functions, `sizes` has the cost f(λ) of each sample, [n]; `turn` has the ranks in the
+sequence of their slices, [W].
 """
 
 from __future__ import annotations
@@ -19,14 +22,13 @@ from paceline_backend.policies.values import Floats, Ints
 # Maximum number of states of the dynamic program in `_reached`. With 10 workers, 1024 states cover
 # every order of the workers.
 _STATES = 1024
-# Relative precision with which the time of a step is minimised.
+# Relative precision of a step's minimum time.
 _STEP_TOLERANCE = 1e-4
-# Number of iterations of `_runs`, each of which sorts an epoch's bins.
+# Number of iterations of `_runs`.
 _RUN_PASSES = 6
 # `_best_counts` tries its candidates on a part of the epoch with about this many bins.
 _BINS = 16_384
-# Candidates for the number of samples that the fastest worker gets in addition when `_best_counts`
-# moves samples from slow to fast workers.
+# Candidates for the number of samples that `_best_counts` moves to the fastest worker.
 _TILTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -64,7 +66,7 @@ def _cut(sizes: Floats, turn: Ints, workers: Workers, below_s: float) -> Ints:
     """Cut the samples into one slice per rank, in the sequence of `turn`, [W].
 
     Return the number of samples in each slice, [W]. The sum is below n if no cut takes less than
-    `below_s` seconds. `sizes` has the cost f(λ) of each sample, [n].
+    `below_s` seconds.
     """
     low, high = 0.0, below_s
     if high == np.inf:
@@ -98,9 +100,8 @@ def _slowest(sizes: Floats, turn: Ints, counts: Ints, w: Workers) -> float:
 def _fill(sizes: Floats, turn: Ints, w: Workers, time_s: float) -> Ints:
     """Fill the ranks' slices one after the other, in the sequence of `turn`, [W].
 
-    Return the number of samples in each slice, [W]. Each rank gets as many successive samples as it
-    finishes within `time_s`, at most its maximum, `Workers.most`. `sizes` has the cost f(λ) of each
-    sample, [n].
+    Return the number of samples in each slice, [W]: as many as the rank finishes within `time_s`,
+    at most its maximum, `Workers.most`.
     """
     counts = np.zeros(len(turn), np.int64)
     at = 0
@@ -136,7 +137,7 @@ def _merged(
 
     Return the ranks in this order, and each rank's number of samples, [W] each; both are empty if
     no order takes less than `below_s` seconds. `groups` are ranks of similar speed; within a group,
-    the order is fixed. `sizes` has the cost f(λ) of each sample, descending, [n].
+    the order is fixed. `sizes` is descending.
     """
     turn, counts = np.empty(0, np.int64), np.empty(0, np.int64)
     if len(groups) < 2:
@@ -163,12 +164,11 @@ def _reached(
 ) -> tuple[Ints, Ints]:
     """Find the order of the ranks in which they finish the most sorted samples within `time_s`.
 
-    Return the ranks in this order, and each rank's number of samples, [W] each. The method is
-    dynamic programming. A state is the number of ranks of each group that have got their slice. The
-    value of a state is the largest number of samples that these slices can contain. A larger number
-    is better, because the remaining samples are shorter. `sizes` has the cost f(λ) of each sample,
-    descending, [n]. `members` has the ranks sorted by group, [W], and `starts` the index in
-    `members` at which each group starts, with W at the end.
+    Return the ranks in this order, and each rank's number of samples, [W] each, by dynamic
+    programming. A state is the number of ranks of each group that have got their slice. The value
+    of a state is the largest number of samples that these slices can contain. `sizes` is
+    descending. `members` has the ranks sorted by group, [W], and `starts` the index in `members` at
+    which each group starts, with W at the end.
     """
     groups = len(starts) - 1
     strides = np.ones(groups + 1, np.int64)
@@ -208,13 +208,13 @@ def compose_padded(
     positions in `effective`; each `global_batch` successive samples are one step.
 
     An epoch of K steps on W workers has K·W bins: a bin is the local batch of one worker in one
-    step. All bins of a worker have the same number of samples. Each bin is a contiguous slice of
+    step. All bins of a worker have the same number of samples, and each is a contiguous slice of
     the epoch's samples sorted by length. The lengths of a step's bins are such that the workers end
     at the same time. If workers have different counts, long samples are put into bins with few
-    samples, which are padded little. Steps come in random order; within a step, samples come rank
-    by rank. The samples of a smaller last step come last.
+    samples. Steps come in random order; within a step, samples come rank by rank. The samples of a
+    smaller last step come last.
     """
-    # The permutation puts samples of equal lengths in random order.
+    # Put samples of equal lengths in random order.
     order = rng.permutation(len(effective))
     order = order[np.argsort(-effective[order], kind="stable")]
     steps, rest = divmod(len(order), global_batch)
@@ -256,8 +256,8 @@ def _best_counts(sizes: Floats, workers: Workers, global_batch: int, steps: int)
 def proportional(mean: float, workers: Workers, samples: int) -> Ints:
     """Return each worker's number of samples in proportion to its speed, [W].
 
-    One by one, samples of cost `mean` are given to the worker that would be the first to finish
-    half of the sample. No worker gets more samples than its maximum, `Workers.most`.
+    Each sample, of cost `mean`, goes to the worker that would be the first to finish half of it,
+    and that has fewer samples than its maximum, `Workers.most`.
     """
     return _proportional(workers.a * mean + workers.c, workers.b, workers.most, samples)
 
@@ -279,8 +279,8 @@ def _runs(sizes: Floats, workers: Workers, counts: Ints, steps: int) -> tuple[In
     """Cut an epoch's samples, sorted by descending length, into bins of similar lengths.
 
     Return the position at which each bin starts, [steps, W], and the sum of the steps' times.
-    `sizes` has the cost f(λ) of each sample, descending, [steps · counts.sum()]. `counts` is each
-    worker's number of samples in a step, [W].
+    `sizes` is descending, [steps · counts.sum()]. `counts` is each worker's number of samples in a
+    step, [W].
 
     The time of a bin's step determines the maximum length of the samples that the bin can have. The
     bins are filled in descending sequence of this maximum. The resulting times of the steps then

@@ -24,7 +24,7 @@ class Workers(NamedTuple):
 
     @staticmethod
     def of(models: Models, most: Ints) -> Workers:
-        """Return the models with the array types for which the code is compiled."""
+        """Convert models to the array types for which the code is compiled."""
         a, c, b = (np.array(values, np.float64) for values in (models.a, models.c, models.b))
         return Workers(a, c, b, np.array(most, np.int64))
 
@@ -47,8 +47,8 @@ def most_of(limits: Ints | None, samples: int, world: int) -> Ints:
 def descending(values: Floats) -> Ints:
     """Return the positions of values in descending order, [n]; values must be finite and ≥ 0.
 
-    Values that are equal after rounding to float32 keep their order. The method is a radix sort,
-    which is several times faster than a stable sort of doubles.
+    Values that are equal after rounding to float32 keep their order. The radix sort is several
+    times faster than a stable sort of doubles.
     """
     largest = float(values.max(initial=0.0)) or 1.0
     bits = ~(values / largest + 0.0).astype(np.float32).view(np.uint32)
@@ -60,7 +60,7 @@ def level(sizes: Floats, workers: Workers) -> float:
     """Return the time at which all workers would end if samples were perfectly divisible.
 
     `sizes` has the cost f(λ) of each sample, [n]; only their mean is used. A worker whose fixed
-    time b is longer than the result gets no samples. Memory limits are ignored.
+    time b is longer than the result gets no samples; memory limits are ignored.
     """
     if not len(sizes):
         return 0.0
@@ -89,6 +89,6 @@ def _rates(sizes: Floats, workers: Workers) -> Floats:
 def _shared(work: float, rates: Floats, workers: Workers) -> float:
     by_b = np.argsort(workers.b)
     rates, b = rates[by_b], workers.b[by_b]
-    # Add workers in ascending sequence of b. Each one lowers the common time, until a worker's b
-    # alone is longer than this time. So the result is the minimum over all numbers of workers.
+    # In ascending sequence of b, each added worker lowers the common time, until b alone exceeds
+    # it. So the result is the minimum over all numbers of workers.
     return float(((work + np.cumsum(rates * b)) / np.cumsum(rates)).min())

@@ -1,8 +1,7 @@
 """Models of gradient synchronisation on the virtual clock.
 
-`make` returns the model for the `Synchronisation` in a segment's plan. `Simulation` runs a model
-for each segment. `step_time_s` computes the step time under a synchronisation from the measured
-times of the ranks' work.
+`make` returns the model for the `Synchronisation` in a segment's plan. `step_time_s` computes the
+step time under a synchronisation from the measured times of the ranks' work.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ __all__ = [
 def make(what: synchronisation.Synchronisation, world: int, seed: int) -> SimulatedSync:
     """Make the model of a segment's synchronisation for `world` ranks.
 
-    `seed` is the seed of random draws. With the run's seed plus the segment's number, the draws are
-    those of real ranks.
+    If `seed` is the run's seed plus the segment's number, random draws are those of real ranks.
     """
     match what:
         case synchronisation.AllReduce():
@@ -84,12 +82,10 @@ def step_time_s(
 ) -> float:
     """Return the mean time of a step under a synchronisation, computed from measured work.
 
-    The caller compares the result with the time that real ranks took. If ranks take over batches
-    from each other, the result is the time of all ranks for all batches ÷ the number of steps, and
-    all samples of a rank's step count as equally expensive.
+    If ranks take over batches from each other, the result is the time of all ranks for all batches
+    ÷ the number of steps, and all samples of a rank's step count as equally expensive.
 
     Args:
-        what: the synchronisation.
         work_s: each rank's time for loading and computing each step, without exchanges, [S, W].
         costs: measured costs of exchanges.
         segment_steps: number of steps of a segment. All ranks synchronise at the segment's end

@@ -1,4 +1,4 @@
-"""Interface between the simulation and the models of synchronisations.
+"""Interface between the simulation and the models of gradient synchronisation.
 
 The simulation passes `Work` to `SimulatedSync.run` and gets a `SimulatedTimeline`. `Dealing`,
 `Bodies` and `Prices` are for segments in which ranks take over batches from each other.
@@ -64,7 +64,7 @@ class Bodies:
     Arrays are [N, W]. N is the maximum number of batches of a rank, but at least 1.
     """
 
-    # First step of the span, counted from the segment's first step.
+    # First step of the span, counted within the segment.
     first: int
     # Number of steps of the span, R.
     span: int
@@ -198,7 +198,7 @@ class SimulatedRound:
     ended_at: float
     # The reporting rank.
     rank: int = 0
-    # Number of ranks that took part; None: all ranks.
+    # Number of ranks in the exchange; None: all ranks.
     world: int | None = None
 
 
@@ -221,8 +221,7 @@ class SimulatedTimeline:
 class SimulatedSync(Protocol):
     """A model of the ranks' waiting for each other, on the virtual clock.
 
-    `goes_on` says whether the next segment uses the same object. The same arguments give the same
-    timeline. Not thread-safe.
+    The same arguments give the same timeline. Not thread-safe.
     """
 
     # True: if the next segment has the same synchronisation, ranks continue into it without

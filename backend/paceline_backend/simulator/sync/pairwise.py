@@ -21,8 +21,7 @@ class SimulatedPairwise:
     After each step, a rank with an even number requests a mean of two replicas from a rank with an
     odd number. The requesting rank computes its next step meanwhile; this step does not end before
     the answer arrives. Partners are drawn from `seed`, as on real ranks. The requests of a segment
-    are simulated before those of the next segment: a request of the later segment is answered when
-    the answering rank answers no request of an earlier segment.
+    are simulated before those of the next segment, so a later segment's request never delays them.
     """
 
     def __init__(self, world: int, seed: int) -> None:
@@ -101,7 +100,6 @@ class SimulatedPairwise:
 
     def _ask(self, rank: int, k: int, at: float, work: Work, since: float) -> SimulatedRound:
         costs, takes_s = work.costs, work.costs.exchange_s()
-        # The step's number among all steps of the rank, counted over the segments.
         steps = int(self._steps[rank]) + k
         other = self._answering[self._partners[rank].next()]
         asked_at = other.begins(at + costs.call_s, takes_s) + takes_s / 2
@@ -135,10 +133,9 @@ class _Answering:
         self._ended_at += ended_at
 
     def begins(self, at: float, takes_s: float) -> float:
-        """Return the time at which the answer to a request that arrives at time `at` begins.
+        """Reserve `takes_s` seconds for the answer to a request that arrives at time `at`.
 
-        It is the first time since `at` at which the rank has `takes_s` seconds between other
-        answers. These seconds are reserved for the answer.
+        Return the time at which the answer begins: the start of the first free gap of this length.
         """
         earlier = max(bisect_left(self._taken, (at,)) - 1, 0)
         for begun, end in self._taken[earlier:]:

@@ -6,14 +6,12 @@ steps of a segment up to the next exchange among all ranks (`core.pool.ends_span
     pool = SimulatedPool(world)
     timeline = pool.run(what, model, starts, work)  # instead of `model.run(starts, work)`
 
-First the pool assigns the batches of each span to ranks, as if no rank waited within a span.
-`Queues` are the batches that were planned for each rank. Until the time that `settled` returns,
-each rank trains its own batches, regardless of the other ranks. For later times, `Events` simulates
-which batch each rank trains next. The state of each rank's queue (`core.pool.RankQueue`) is kept
-in a `Board`.
+First the pool assigns the batches of each span to ranks, as if no rank waited within a span. Until
+the time that `settled` returns, each rank trains its own batches. For later times, `Events`
+simulates which batch each rank trains next.
 
-Then the synchronisation's model is called with the number of batches that each rank trains. The
-resulting times are added up to one record per rank and step, as real ranks report them.
+Then the synchronisation's model runs the batches that each rank trains. The resulting times are
+added up to one record per rank and step, as real ranks report them.
 """
 
 from __future__ import annotations
@@ -176,7 +174,7 @@ def _uneven(span: Work, bodies: Bodies) -> Work:
 
 def _reported(timeline: SimulatedTimeline, bodies: Bodies) -> SimulatedTimeline:
     step, last = bodies.step.copy(), bodies.first + bodies.span - 1
-    # Attribute the wait at the span's end to the last step.
+    # The wait at the span's end belongs to the last step.
     step[-1] = last
     ends = replace(bodies, step=step)
     of_rank = [bodies.step[:count, k].tolist() for k, count in enumerate(bodies.count.tolist())]
@@ -204,7 +202,7 @@ def _joined(parts: list[SimulatedTimeline]) -> SimulatedTimeline:
 
 @dataclass
 class Takes:
-    """Batches that ranks took over from other ranks, sorted by time; each list is a column."""
+    """Batches that ranks took over from other ranks, sorted by time."""
 
     # The rank that took the batch.
     rank: list[int] = field(default_factory=list)
@@ -389,7 +387,7 @@ class Board:
 
 
 class Events:
-    """Event simulation of a span. At each event a rank needs its next batch."""
+    """Event simulation of a span. Each event is a rank that needs its next batch."""
 
     def __init__(self, queues: Queues, samples: Ints, first: int, dealing: Dealing) -> None:
         self.takes = Takes()
@@ -402,7 +400,7 @@ class Events:
         # Times of the batches of a step on all ranks, by step of the span.
         self._prices: dict[int, Prices] = {}
         self._room = [dealing.room(rank) for rank in range(self._world)]
-        # A rank leaves its queue to others only if every batch fits into every rank's memory.
+        # Ranks leave queues to others only if every batch fits into every rank's memory.
         self._may_leave = min(self._room) >= int(samples.max())
 
     def run(self, ends_at: Floats, pace_s: Floats, begun: Ints) -> tuple[Ints, Floats]:

@@ -1,10 +1,8 @@
 """Models of partial all-reduces: RNA, eager-SGD, n-soft, SSP, backup workers.
 
-Simulated ranks use the protocol of real ranks, `paceline.core.rounds`. This module adds the virtual
-clock: the times at which ranks have computed their steps, and the durations of requests and
-reduction rounds. In `SimulatedPartial`, all ranks share the same rounds. In
-`SimulatedHierarchical`, each of RNA's groups has rounds of its own; see
-`paceline.train.sync.hierarchical`.
+Simulated ranks use the protocol of real ranks, `paceline.core.rounds`; this module adds the virtual
+clock. In `SimulatedPartial`, all ranks share the same rounds. In `SimulatedHierarchical`, each of
+RNA's groups has rounds of its own; see `paceline.train.sync.hierarchical`.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _REDUCTIONS = 2
 class SimulatedPartial:
     """Ranks that continue to compute while rounds reduce the gradients that are ready.
 
-    `call` is the rule by which ranks start a reduction round. `drift` bounds the staleness of
+    `call` is the rule by which ranks start a reduction round; `drift` bounds the staleness of
     gradients, and the steps that a rank may be ahead of the slowest rank.
     """
 
@@ -97,8 +95,7 @@ class SegmentRounds:
         self._freed = set[int]()
         # Ranks that may not begin their next step yet; see `Member.wait_reason`.
         self._blocked = set[int]()
-        # Ranks that finished their last step after the newest round began. No round has reported
-        # these ranks as finished yet.
+        # Ranks that finished their last step after the newest round began.
         self._through = set[int]()
         # Members that offered a gradient or finished their steps while a round was being reduced.
         self._late: list[Member[int]] = []
@@ -266,8 +263,8 @@ class SimulatedHierarchical:
     def _met_at(self, ended_at: Floats, costs: Costs) -> float:
         """Return the time at which all ranks have the server's parameters after the last pushes.
 
-        Each group pushes its changes when it has ended. The server on rank 0 processes one push at
-        a time. The push of rank 0's own group takes no time.
+        The server on rank 0 processes one push at a time, from each group when it has ended. The
+        push of rank 0's own group takes no time.
         """
         free_at = 0.0
         of_groups = [float(ended_at[group].max()) for group, _ in self._groups]

@@ -78,7 +78,6 @@ class SimulatedAveraging:
                 worked[part], part = 0, None
             if self._flight is not None and ends:
                 now = self._land(now, k, work.costs, worked, timeline)
-            # The exchange of one part sends 1 / parts of the bytes.
             means = 0.0 if part is None else 1 / self._parts
             due = [] if part is None else [part]
             if ends:
@@ -145,7 +144,6 @@ class _SimulatedMean:
     part: int
     # Step after which the mean is applied.
     due: int
-    # Time at which the exchange begins, because all ranks know that every rank has contributed.
     begins_at: float
     ends_at: float
     # Number of samples that each rank had trained since the part's previous mean.
@@ -157,7 +155,7 @@ def _between_means(work: Work) -> list[tuple[Floats, Ints]]:
 
     Each entry is a pair of arrays, [W]: the seconds and the number of samples of each rank. There
     is an entry for each step. If ranks run different numbers of steps, replicas can be averaged
-    only after all of them, so the only entry has the sums over the steps.
+    only after all of them, so one entry has the sums.
     """
     if work.planned is None:
         return list(zip(work.work_s, work.samples, strict=True))
