@@ -58,8 +58,8 @@ class Loader(DrivenLoader):
         super().__init__(session, place, options)
         self.gradient_state = GradientState()
         self.end_of_dataloader = False
-        # Attribute of Accelerate's loaders: the number of samples in a last batch that Accelerate
-        # fills up with repeated samples. It is 0, because Paceline repeats no samples.
+        # In Accelerate's loaders, the number of samples in a last batch that is filled up with
+        # repeated samples. Paceline repeats no samples.
         self.remainder = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -109,10 +109,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     @property
     def session(self) -> Session:
-        """Return the session of the training loader.
-
-        Before a training loader is prepared, a PacelineError is raised.
-        """
+        """Return the session of the training loader; raise a PacelineError before one is prepared."""
         if self._driven is None:
             raise PacelineError(_NO_LOADER)
         return self._driven.session
@@ -177,10 +174,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return self._gather_ragged(input_data, drop=empty)
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
-        """Skip batches of another loader; raise a PacelineError for the training loader.
-
-        The training loader resumes automatically.
-        """
+        """Skip batches of another loader; raise a PacelineError for the training loader."""
         if isinstance(dataloader, DrivenLoader):
             raise PacelineError(
                 "skip_first_batches: after accelerator.load_state(…) the training loader "
@@ -226,7 +220,6 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return prepared
 
     def _train_on(self, loader: DataLoader[Any], device_placement: bool | None) -> Loader:
-        """Replace a DataLoader by the training loader, of which there can be only one."""
         if self._driven is not None:
             raise PacelineError(
                 "a second DataLoader with shuffle=True was prepared, but an Accelerator supports "
@@ -253,7 +246,6 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return driven
 
     def _declare(self) -> None:
-        """Declare the script's optimiser to the session; if there are several, declare none."""
         if len(self._optimizers) == 1 and self._driven is not None:
             self._driven.session.optimizer(self._optimizers[0].optimizer, self.scaler)
 
@@ -286,7 +278,7 @@ def wrap_prepared(
     """Call `Session.wrap` for a model to train, which Accelerate has prepared as if for evaluation.
 
     So Accelerate has moved the model to its device and put its forward pass under autocast, but has
-    not wrapped it in DistributedDataParallel. This function raises the errors of `Session.wrap`.
+    not wrapped it in DistributedDataParallel.
     """
     handler = accelerator.ddp_handler
     options: dict[str, Any] = handler.to_kwargs() if handler is not None else {}
@@ -299,10 +291,7 @@ def wrap_prepared(
 
 
 def refuse_settings(accelerator: accelerate.Accelerator) -> None:
-    """Raise a PacelineError for settings of Accelerate that Paceline does not support.
-
-    Such settings shard the model, change how gradients are reduced, or choose the batches.
-    """
+    """Raise a PacelineError for settings of Accelerate that Paceline does not support."""
     kind, config = accelerator.distributed_type, accelerator.dataloader_config
     if kind not in _KINDS:
         refuse(

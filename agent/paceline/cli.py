@@ -313,7 +313,7 @@ def _bus_parts(url: str) -> SplitResult:
     except ValueError as error:
         raise InputError(f"--bus: {error}") from error
     try:
-        # Creating a client sends nothing. It validates the URL before the wait for the server.
+        # Creating a client sends nothing; it validates the URL.
         connect(url).close()
     except ValueError as error:
         raise InputError(f"bus {linking.place(url)}: {error}") from error
@@ -325,7 +325,6 @@ def _bus_parts(url: str) -> SplitResult:
 def _add_plugin(entry: EntryPoint) -> None:
     """Add the commands of an entry point; if packages are missing, add commands that say so."""
     try:
-        # This call does not detect all missing packages: a command may import some later.
         with uncollected():
             entry.load()(app)
     except ImportError as error:

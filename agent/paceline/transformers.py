@@ -296,9 +296,9 @@ class PacelineMixin:
     def _normalisation(self, model: nn.Module, inputs: dict[str, Any]) -> _Loss | None:
         """Compute the loss three times before the first step, to determine its normalisation.
 
-        Models cannot be asked: many accept ``num_items_in_batch`` and do not use it, and a script
-        may compute a loss of its own. Return None if the loss of this batch is 0 or not finite, for
-        example because none of its labels count. Such a batch does not show the normalisation.
+        A signature does not show it: many models accept ``num_items_in_batch`` and do not use it. Return
+        None if the loss of this batch is 0 or not finite, for example because none of its labels count:
+        such a batch does not show the normalisation.
         """
         trainer = self._trainer
         placed = trainer._prepare_inputs(inputs)
@@ -326,11 +326,10 @@ class PacelineMixin:
 
     @contextlib.contextmanager
     def _averaging(self, averages: bool) -> Iterator[None]:
-        """Switch off Trainer's argument `average_tokens_across_devices` for a block.
+        """Switch off `average_tokens_across_devices` of the arguments in a block, unless `averages`.
 
-        With the argument, Trainer sums the numbers of labels over ranks, and multiplies the loss by
-        the number of ranks to compensate for DistributedDataParallel's mean. With `averages` True,
-        the argument stays as it is.
+        With this argument, Trainer sums the numbers of labels over ranks, and multiplies the loss by
+        the number of ranks to compensate for DistributedDataParallel's mean.
         """
         args = self._trainer.args
         before = args.average_tokens_across_devices
@@ -400,10 +399,7 @@ class Trainer(PacelineMixin, transformers.Trainer):  # type: ignore[misc]
 
 
 class _Ends(TrainerCallback):  # type: ignore[misc]
-    """Callback that ends the loader's epoch after each epoch of Trainer.
-
-    It closes the session after the training.
-    """
+    """Callback that ends the loader's epoch after each epoch of Trainer, and finally the session."""
 
     def __init__(self, mixin: PacelineMixin) -> None:
         self._mixin = mixin

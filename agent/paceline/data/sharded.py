@@ -1,8 +1,4 @@
-"""`Sharded`, the data set whose samples are stored on nodes.
-
-Data loading processes read samples through `Sharded`, and `prefetcher.Prefetcher` fetches samples
-through it.
-"""
+"""`Sharded`, the data set whose samples are stored on nodes."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ class Reading(Protocol):
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
         """Yield the samples of this rank in an epoch, in order.
 
-        If other ranks read parts of the same shard, yield its `ShardOrder` after its samples. This
-        has digests by which the ranks check that they read the samples in the same order.
+        If other ranks read parts of the same shard, yield its `ShardOrder` after its samples: digests
+        by which the ranks check that they read the samples in the same order.
         """
         ...
 
@@ -110,7 +110,6 @@ class Stream:
     def shards(
         cls,
         shards: Sequence[Any],
-        # The public argument is called `open`, although this shadows the built-in function.
         open: Callable[[Any], Iterable[Any]],  # noqa: A002
         *,
         size: Callable[[Any], float],
@@ -121,7 +120,7 @@ class Stream:
 
         When a rank's buffer has room, the rank reads the next shard that no rank has claimed.
         Towards the epoch's end several ranks may read the same shard; each trains a different part
-        of its samples. For `size`, `buffer` and errors see `Stream`.
+        of its samples. For errors see `Stream`.
 
         Args:
             shards: arguments for `open`, the same on all ranks: paths, URLs, numbers.
@@ -263,7 +262,7 @@ class Sharding:
         """Yield the samples of a shard that belong to a claim.
 
         With `checks_order`, also yield the shard's `ShardOrder`, if other ranks read other parts of
-        the shard. Checking the order takes time for each sample, so it is done in one epoch only.
+        the shard. Computing it takes time for each sample.
         """
         number = 0
         seen = SeenSamples() if checks_order and piece.end - piece.first < PARTS else None

@@ -1,9 +1,6 @@
 """Saves and loads checkpoints, on all ranks at once.
 
-`Session.checkpoint` makes a `Saver` and loads the newest checkpoint. The loop calls `due` after
-each step and `save` if a checkpoint is due. A failed save never ends training: the reason is
-logged. A `Folder` is the directory of the checkpoints. It has only complete checkpoints, and hidden
-directories of unfinished ones.
+A failed save never ends training: the reason is logged.
 """
 
 from __future__ import annotations
@@ -100,7 +97,6 @@ class Saver:
         several = dist.is_available() and dist.is_initialized()
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
         self._files = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
-        # The thread that writes the newest checkpoint.
         self._thread: threading.Thread | None = None
         # Number of steps before the newest checkpoint (`_steps`), and before the newest checkpoint
         # whose writing has ended (`_saved`).

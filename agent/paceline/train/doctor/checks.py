@@ -76,7 +76,6 @@ def _without_session(seen: ScriptRecord) -> str:
 
 
 def _fix_without_session() -> str:
-    """Return the fix for a script without a session, by the framework that it uses."""
     used = [words for module, words in _ADAPTERS.items() if module in sys.modules]
     return used[0] if used else _FIVE_LINES
 

@@ -69,21 +69,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two publications of a rank's progress.
 PUBLISH_INTERVAL_S = 1.0
-# Once ranks have waited this many seconds for another rank, the log names that rank.
 LONG_WAIT_S = 30.0
-# Seconds that a blocked rank has to raise an error, before its process is ended.
 BLOCKED_S = 10.0
 # Seconds between two checks while this rank waits for the other ranks.
 _POLL_S = 0.002
 # Seconds between two comparisons of all ranks after a collective failed.
 _SEARCH_S = 0.05
-# Maximum number of seconds of the search for the failed rank after a collective failed.
 _EXPLAIN_S = 8.0
 # Maximum number of seconds of the search for the failed rank after this rank's script raised.
 _NAMED_S = 0.5
-# If a process has not published for this many seconds, `_missing` reports it as gone.
 _NO_BEAT_S = 4.0
 # Maximum number of log messages about ranks that skipped the backward pass of a step.
 _MOST_SKIPS = 5
@@ -122,24 +117,20 @@ class RankMonitor(Feature):
         self._failure: str | None = None
         self._explaining = False
         self._closing = False
-        # True once the store has ended.
         self._store_ended = False
         # Except for `_thread`, only the monitor's thread changes the attributes below.
         # The newest point at which the thread has counted this rank as present.
         self._counted: str | None = None
-        # The newest point that all ranks have passed.
         self._passed: str | None = None
         # The newest publication of each rank: its number, and the time at which this rank read it.
         self._beats: dict[int, tuple[int, float]] = {}
-        # Rank 0 stores notes, which every rank logs. This is the number of notes that this rank has
-        # logged.
+        # Rank 0 stores notes, and every rank logs them: the numbers of notes that this rank has
+        # logged (`_notes`) and that rank 0 has stored (`_stored`).
         self._notes = 0
         # On rank 0, the events for which a note was stored: skipped steps, and sets of late ranks.
         self._noted: set[object] = set()
-        # On rank 0, the number of stored notes.
         self._stored = 0
         self._failed_at = 0.0
-        # None until `begin` starts the thread.
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -342,7 +333,6 @@ class RankMonitor(Feature):
         self._end_process_if_stuck()
 
     def _fail_waits(self, failure: str) -> None:
-        """Log that ranks are out of step, and end all waits on this rank."""
         self._failure, self._failed_at = failure, time.monotonic()
         logger.error("%s", failure)
         self._state.fail_waits(PacelineError(failure))
@@ -463,7 +453,6 @@ class RankMonitor(Feature):
         self._stored += 1
 
     def _end_process_if_stuck(self) -> None:
-        """End the process if it is still blocked in a collective 10 s after the failure."""
         if self._failure is None or not self._progress.in_loop or self._progress.closed:
             return
         if time.monotonic() - max(self._failed_at, self._since[1]) < BLOCKED_S:

@@ -40,7 +40,6 @@ class LearnedLimits(Feature):
 
     def __init__(self, state: TrainingState, budget: Budget) -> None:
         self._state, self._budget = state, budget
-        # Record of this rank's loads; None before the first iteration.
         self._memory: Memory | None = None
 
     def connect(self) -> None:
@@ -157,9 +156,8 @@ def _same(device: RankDevice, other: RankDevice) -> bool:
 class Memory:
     """Record of one rank's loads, which learns a limit when memory runs out. Not thread-safe.
 
-    The loop calls `fitted` after each iteration, and `left` when an exception ended the loop. At
-    the end it calls `close`, which learns a limit if the exception shows that memory ran out.
-    `path` is the file of this rank's device; None outside of a run.
+    Call `fitted` after each iteration, `left` when an exception ends the loop, and `close` at the
+    session's end. `path` is the file of this rank's device; None outside of a run.
     """
 
     def __init__(self, path: Path | None, rank: int) -> None:
