@@ -95,7 +95,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         **kwargs: keyword arguments of `accelerate.Accelerator`.
 
     Raises:
-        PacelineError: `refuse_settings` refuses a setting of Accelerate.
+        PacelineError: Paceline does not support a setting of Accelerate.
         TypeError: an option in `paceline` is unknown, or Accelerate sets it.
     """
 
@@ -109,7 +109,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     @property
     def session(self) -> Session:
-        """Return the session of the training loader; raise a PacelineError before one is prepared."""
+        """Return the training loader's session; raise a PacelineError if there is none yet."""
         if self._driven is None:
             raise PacelineError(_NO_LOADER)
         return self._driven.session

@@ -323,7 +323,6 @@ def _bus_parts(url: str) -> SplitResult:
 # Because of the cache, a process that calls `main` several times adds each plugin only once.
 @cache
 def _add_plugin(entry: EntryPoint) -> None:
-    """Add the commands of an entry point; if packages are missing, add commands that say so."""
     try:
         with uncollected():
             entry.load()(app)

@@ -97,7 +97,6 @@ class _Turn:
     weight: float
     # Index of the current batch.
     place: int = 0
-    # Sum of the losses of the step's batches so far.
     loss: torch.Tensor | float = 0.0
 
 
@@ -157,10 +156,7 @@ class PacelineMixin:
 
     @property
     def session(self) -> Session:
-        """Return the session of the current training, or of the last one.
-
-        Before the first `train`, a PacelineError is raised.
-        """
+        """Return the newest training's session; raise a PacelineError before the first `train`."""
         return self._loader.session
 
     def get_train_dataloader(self) -> Loader:
@@ -296,9 +292,9 @@ class PacelineMixin:
     def _normalisation(self, model: nn.Module, inputs: dict[str, Any]) -> _Loss | None:
         """Compute the loss three times before the first step, to determine its normalisation.
 
-        A signature does not show it: many models accept ``num_items_in_batch`` and do not use it. Return
-        None if the loss of this batch is 0 or not finite, for example because none of its labels count:
-        such a batch does not show the normalisation.
+        A signature does not show it: many models accept ``num_items_in_batch`` and do not use it.
+        Return None if this batch's loss is 0 or not finite, for example because none of its labels
+        count: such a batch does not show the normalisation.
         """
         trainer = self._trainer
         placed = trainer._prepare_inputs(inputs)
@@ -326,10 +322,10 @@ class PacelineMixin:
 
     @contextlib.contextmanager
     def _averaging(self, averages: bool) -> Iterator[None]:
-        """Switch off `average_tokens_across_devices` of the arguments in a block, unless `averages`.
+        """Switch off the argument `average_tokens_across_devices` in a block, unless `averages`.
 
-        With this argument, Trainer sums the numbers of labels over ranks, and multiplies the loss by
-        the number of ranks to compensate for DistributedDataParallel's mean.
+        With this argument, Trainer sums the numbers of labels over ranks, and multiplies the loss
+        by the number of ranks to compensate for DistributedDataParallel's mean.
         """
         args = self._trainer.args
         before = args.average_tokens_across_devices
@@ -399,7 +395,7 @@ class Trainer(PacelineMixin, transformers.Trainer):  # type: ignore[misc]
 
 
 class _Ends(TrainerCallback):  # type: ignore[misc]
-    """Callback that ends the loader's epoch after each epoch of Trainer, and finally the session."""
+    """Callback that ends the loader's epoch after each epoch of Trainer, and closes the session."""
 
     def __init__(self, mixin: PacelineMixin) -> None:
         self._mixin = mixin

@@ -42,8 +42,8 @@ class Reading(Protocol):
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
         """Yield the samples of this rank in an epoch, in order.
 
-        If other ranks read parts of the same shard, yield its `ShardOrder` after its samples: digests
-        by which the ranks check that they read the samples in the same order.
+        If other ranks read parts of the same shard, yield its `ShardOrder` after its samples. By
+        this object's digests, ranks check that they read the samples in the same order.
         """
         ...
 
@@ -262,7 +262,7 @@ class Sharding:
         """Yield the samples of a shard that belong to a claim.
 
         With `checks_order`, also yield the shard's `ShardOrder`, if other ranks read other parts of
-        the shard. Computing it takes time for each sample.
+        the shard. Checking takes time for each sample, so it is done in one epoch only.
         """
         number = 0
         seen = SeenSamples() if checks_order and piece.end - piece.first < PARTS else None
@@ -295,10 +295,7 @@ def _names(shards: Sequence[Any]) -> str:
 
 
 def _name(shard: Any) -> str:
-    """Return the name of a shard, which is a path, a number, or a list or mapping of these.
-
-    Raise a TypeError for any other shard.
-    """
+    """Return the name of a shard, which is a path, a number, or a list or mapping of these."""
     if isinstance(shard, str | int | PurePath):
         return str(shard)
     if isinstance(shard, Mapping):

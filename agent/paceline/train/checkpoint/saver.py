@@ -36,8 +36,7 @@ from paceline.train.sync.outer import Outer
 
 logger = logging.getLogger(__name__)
 
-# Maximum number of seconds that a save waits until earlier steps are stored for the control plane.
-# The limit applies if the bus or its disk hangs.
+# Limit on the wait for `reported`, in case the bus or its disk hangs.
 _REPORTED_S = 10.0
 _COMPLETE = re.compile(r"step-(\d{9,})")
 _UNFINISHED = re.compile(r"\.step-\d{9,}\.(new|old)")

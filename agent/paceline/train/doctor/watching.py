@@ -304,8 +304,7 @@ class Calls:
 class _Hook:
     """A module hook that does nothing in a copy or an unpickled instance of the module.
 
-    Calls of a copy, such as a teacher model, are therefore not recorded as calls of the model. A
-    script that pickles the model does not save the hook.
+    So calls of a copy, such as a teacher model, are not recorded as calls of the model.
     """
 
     def __init__(self, call: Callable[..., None]) -> None:

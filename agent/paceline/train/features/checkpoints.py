@@ -28,7 +28,6 @@ class Checkpoints(Feature):
         self._stepped: int | None = -1
 
     def restore_random(self) -> None:
-        """Restore the random numbers when training continues from a checkpoint."""
         self._saver.restore_random()
 
     def before_epoch(self) -> None:

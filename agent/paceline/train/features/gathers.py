@@ -94,8 +94,8 @@ def refuse_uneven(current: CurrentStep, any_sharded: Callable[[], bool]) -> Call
 def _tensors(name: str, args: Sequence[Any]) -> tuple[torch.Tensor | None, Sequence[torch.Tensor]]:
     """Return this rank's tensor in a collective, and the collective's tensors for all ranks.
 
-    The tensor is None if the collective has several tensors per rank: then it is not checked. The
-    list is also empty if the collective has a single tensor for all ranks together.
+    If the collective has several tensors per rank, it is not checked: the tensor is None. The list
+    is empty then, and if the collective has a single tensor for all ranks together.
     """
     outputs, inputs = args[0], args[1]
     if name not in _LISTS:

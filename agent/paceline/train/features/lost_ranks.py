@@ -108,7 +108,6 @@ class RankMonitor(Feature):
         # followed it last.
         self._previous = (-1, -1)
         self._follows: dict[tuple[int, int], tuple[int, int]] = {}
-        # The step of the newest reduction.
         self._reduced_in = -1
         self._changed = threading.Condition()
         self._wake = threading.Event()
@@ -124,8 +123,8 @@ class RankMonitor(Feature):
         self._passed: str | None = None
         # The newest publication of each rank: its number, and the time at which this rank read it.
         self._beats: dict[int, tuple[int, float]] = {}
-        # Rank 0 stores notes, and every rank logs them: the numbers of notes that this rank has
-        # logged (`_notes`) and that rank 0 has stored (`_stored`).
+        # Rank 0 stores notes, which every rank logs. `_notes` is the number of notes that this rank
+        # has logged, `_stored` the number that rank 0 has stored.
         self._notes = 0
         # On rank 0, the events for which a note was stored: skipped steps, and sets of late ranks.
         self._noted: set[object] = set()
@@ -195,7 +194,6 @@ class RankMonitor(Feature):
             self._refuse()
 
     def end_epoch(self, ran_out: bool, raised: bool) -> None:
-        """Record that the loop over the loader has reached its end, or that the script left it."""
         if raised:
             self._leave(raised=True)
             # Give the thread time to find and log the reason. The returned error is not needed.
@@ -239,10 +237,7 @@ class RankMonitor(Feature):
         self._wake.set()
 
     def disconnect(self) -> None:
-        """End the thread.
-
-        After a failure, rank 0 first gives the others time to read the reason in its store.
-        """
+        """End the thread; after a failure, rank 0 first gives others time to read the reason."""
         if self._thread is None:
             return
         if self._rank == 0 and self._failure is not None:

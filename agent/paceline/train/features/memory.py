@@ -43,7 +43,6 @@ class LearnedLimits(Feature):
         self._memory: Memory | None = None
 
     def connect(self) -> None:
-        """Apply the limits that ranks learned in earlier attempts."""
         state = self._state
         startup, before = state.startup, state.context.limits
         self._memory = Memory(state.context.environment.memory, startup.process)
@@ -167,12 +166,10 @@ class Memory:
         self._left: float | None = None
 
     def fitted(self, load: float) -> None:
-        """Record the load of a batch that this rank has computed."""
         self._held = max(self._held, load)
         self._left = None
 
     def left(self, load: float) -> None:
-        """Record the load of a batch in which an exception ended the loop over the loader."""
         self._left = load
 
     def close(self) -> None:

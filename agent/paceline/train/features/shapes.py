@@ -44,7 +44,6 @@ class ShapeWarning(Feature):
         self._warned = False
 
     def connect(self) -> None:
-        """Warn if a model is compiled or, on a CUDA device, if cuDNN's benchmark is on."""
         if self._device.on_cuda and torch.backends.cudnn.benchmark:
             logger.warning(
                 "torch.backends.cudnn.benchmark is on, and the plan changes how many samples this "

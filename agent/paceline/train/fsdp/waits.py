@@ -41,7 +41,6 @@ class FsdpWaits:
         # The outputs of each module's forward pass, by the module's `id`: stored by the first hook
         # after the pass, and removed by the second.
         self._made: dict[int, list[Tensor]] = {}
-        # The step whose backward pass is active.
         self._backward: RunningStep | None = None
         # True if the callback `_reduced` must still be queued for the end of the backward pass.
         self._ends = False

@@ -53,7 +53,6 @@ class Observer:
     def __init__(self) -> None:
         # A forked child is not observed.
         self.pid = os.getpid()
-        # True once observing has ended in this process.
         self.ended = False
         self._recorder: Recorder | None = None
         # The identifier of the thread that trains.

@@ -136,9 +136,8 @@ class Timeline:
         # The start of computing, as a stamp of the device and on the host's clock.
         self._since = self._clock.stamp()
         self._since_s = time.perf_counter()
-        # The start of the current wait for other ranks; None if there is none.
+        # The start of the current wait for other ranks.
         self._ready: Any = None
-        # The size of the newest batch from a loader.
         self._fetched = NOTHING
         # True if the step's size includes the batch that is being computed.
         self._counted = False

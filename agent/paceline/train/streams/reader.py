@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The number that stands for the filler: the sample that a rank computes if it has no samples in a
-# step.
+# The number of the filler sample.
 FILLER = -1
 
 _MAC_BYTES = 32  # of SHA-256
@@ -77,7 +76,6 @@ class StreamReader(Feature):
         self._pass: threading.Event | None = None
         self._thread: threading.Thread | None = None
         self._smallest: tuple[float, Any] | None = None
-        # True once a warning was logged that a shard's order varies.
         self._warned = False
         # Options of the processes that read, if there are any.
         self.options: dict[str, Any] = {}
@@ -319,10 +317,7 @@ def signed(pickled: bytes, key: bytes) -> bytes:
 
 
 def opened(word: bytes, key: bytes) -> bytes:
-    """Check the MAC and return the pickle.
-
-    Raise a PacelineError if no rank of this session wrote the pickle.
-    """
+    """Return the pickle; raise a PacelineError if no rank of this session wrote it."""
     mac, pickled = word[:_MAC_BYTES], word[_MAC_BYTES:]
     if not hmac.compare_digest(mac, _mac(pickled, key)):
         raise PacelineError(

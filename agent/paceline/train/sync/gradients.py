@@ -183,7 +183,7 @@ class _Setting:
 
 
 def _settings(optimiser: torch.optim.Optimizer) -> list[_Setting]:
-    """Return the numbers of an optimiser that a schedule may change.
+    """Return the optimiser's settings.
 
     Integers are left out, because they are counters or select a variant, except for integer
     learning rates.
