@@ -120,8 +120,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         Raises:
             PacelineError: there are two shuffled DataLoaders, or a model to train but no shuffled
                 DataLoader.
-            ValueError: Paceline cannot train this model, or a DataLoader with this sampler,
-                correctly.
+            ValueError: Paceline cannot train this model correctly, or cannot replace the sampler of
+                the DataLoader.
         """
         placed = device_placement or [None] * len(args)
         objects = [

@@ -395,7 +395,7 @@ class Trainer(PacelineMixin, transformers.Trainer):  # type: ignore[misc]
 
 
 class _Ends(TrainerCallback):  # type: ignore[misc]
-    """Callback that ends the loader's epoch after each epoch of Trainer, and closes the session."""
+    """Callback that ends the loader's epoch with Trainer's, and closes the session at the end."""
 
     def __init__(self, mixin: PacelineMixin) -> None:
         self._mixin = mixin

@@ -148,7 +148,7 @@ class Directory:
             os.close(descriptor)
 
     def _take(self, size: int) -> bool:
-        """Add `size` (may be negative) to the bytes in use; return False if the limit forbids it."""
+        """Add `size` (may be negative) to the bytes in use; return False at the limit."""
         with self._locked() as descriptor:
             used = _read(descriptor) + size
             if size > 0 and used > self.limit_bytes:

@@ -48,10 +48,10 @@ class Contents:
         return {key: value for key, value in self.state().items() if is_dtensor(value)}
 
     def layout(self) -> dict[str, torch.Tensor]:
-        """Return a tensor for each entry of the state that is split over the ranks, by the entry's key.
+        """Return a tensor for each entry of the state that is split over the ranks, by key.
 
-        The tensor is split like the entry. The tensors of an optimiser's state may not exist yet, so
-        those of one parameter have a common key, ``optimizer/PARAMETER``, and are split like the
+        The tensor is split like the entry. The tensors of an optimiser's state may not exist yet,
+        so those of one parameter have a common key, ``optimizer/PARAMETER``, and are split like the
         parameter.
         """
         return dict(self._layout()) if is_sharded(self.model) else {}

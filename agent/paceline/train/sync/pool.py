@@ -188,7 +188,7 @@ class SharedBatches:
             self._spans.clear()
 
     def _leaves(self) -> bool:
-        """Leave this rank's batches to others if they finish sooner; return whether it leaves them."""
+        """Leave this rank's batches to others if they finish sooner; return whether it does so."""
         if self._mine is not None and self._mine.queue.stance is Stance.LEAVES:
             return True
         if pool.is_due(self._clock() - self._worked_at, self._pace.batch_s):
@@ -208,7 +208,7 @@ class SharedBatches:
         return False
 
     def _stops(self, mine: RankQueue) -> bool:
-        """Stop taking over batches, unless no other rank would take the rest; return whether it stops."""
+        """Stop taking over, unless no other rank would take the rest; return whether it stops."""
         if mine.stance is Stance.LEAVES:
             return True
         self._change(RankQueue.stop)
