@@ -1,8 +1,7 @@
 """The command line `paceline`. To start fast, it imports no torch, and server packages only on use.
 
 Commands that are imported here are registered here; the entry points of the group
-`paceline.commands` add all other commands. A PacelineError is printed on one line, and its
-`exit_code` becomes the exit code of the command.
+`paceline.commands` add all other commands.
 """
 
 from __future__ import annotations

@@ -77,7 +77,6 @@ class Prefetcher:
         # Samples that the node stores in this epoch.
         self._now: Bools = np.zeros(samples, bool)
         self._now[held] = True
-        # Samples that this node has trained in this epoch.
         self._trained: Bools = np.zeros(samples, bool)
         # The samples of each segment that ranks may still be reading.
         self._planned: deque[npt.NDArray[np.uint32]] = deque()

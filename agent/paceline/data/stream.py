@@ -1,8 +1,7 @@
 """`Stream`, a data set without a length and without an index: samples come one after the other.
 
-A script makes a `Stream` and gives it to `Session`. On each rank,
-`train.streams.reader.StreamReader` reads the rank's samples through a `Reading`. If ranks share the
-source, the `Reading` claims shards, so that no two ranks train the same sample.
+On each rank, `train.streams.reader.StreamReader` reads the rank's samples through a `Reading`. If
+ranks share the source, the `Reading` claims shards, so that no two ranks train the same sample.
 """
 
 from __future__ import annotations

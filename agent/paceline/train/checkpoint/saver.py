@@ -102,7 +102,6 @@ class Saver:
         self._steps = 0
         self._saved = 0
         self._time = time.monotonic()
-        # The random state from the loaded checkpoint.
         self._random: State = {}
 
     def load(self) -> Position | None:

@@ -201,7 +201,6 @@ def _watched(
     steps: int,
     end: Callable[[], NoReturn],
 ) -> Generator[Any]:
-    """Yield the loader's batches; after the last examined step, close the loader and call `end`."""
     known.loader = loader
     try:
         for batch in inner:
@@ -268,7 +267,6 @@ class Calls:
     def __init__(self, model: nn.Module, in_step: Callable[[], bool]) -> None:
         self.model = model
         self.called = False
-        # True if the model drew random numbers in a forward pass.
         self.draws = False
         # Hash of torch's random state before the model's first call.
         self.random = ""

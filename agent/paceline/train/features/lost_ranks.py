@@ -1,11 +1,10 @@
 """Detects ranks that have ended, are silent, left the loop or are out of step, and names them.
 
-No reduction may combine gradients of two different steps, and no rank may wait for a lost rank. The
-loop calls this feature for each step and when the script leaves a loop, and wrapped models call it
-for each reduction that begins. On each rank a thread publishes these events once a second
+No reduction may combine gradients of two different steps, and no rank may wait for a lost rank. On
+each rank a thread publishes the rank's steps, reductions and loop exits once a second
 (`PUBLISH_INTERVAL_S`) in the ranks' store, and rank 0's thread compares the entries of all ranks.
 If a rank is lost, the thread that detects this stores the reason in the store. Then every rank's
-thread logs the reason and ends the waits of its rank. No control plane is needed.
+thread logs the reason and ends the waits of its rank.
 
 Each comparison checks:
 
@@ -196,7 +195,7 @@ class RankMonitor(Feature):
     def end_epoch(self, ran_out: bool, raised: bool) -> None:
         if raised:
             self._leave(raised=True)
-            # Give the thread time to find and log the reason. The returned error is not needed.
+            # Give the thread time to find and log the reason.
             self.explained(PacelineError(), _NAMED_S)
         elif ran_out:
             self._progress.in_loop = False
@@ -363,7 +362,6 @@ class RankMonitor(Feature):
     def _compare(self, store: Store) -> None:
         keys = [_key(f"rank/{rank}") for rank in range(self._world)]
         here = list(range(self._world))
-        # Some ranks may not have published an entry yet.
         if not store.check(keys):
             here = [rank for rank in here if store.check([keys[rank]])]
         values = store.multi_get([keys[rank] for rank in here])

@@ -198,7 +198,6 @@ class Schedules:
     def __init__(self, current: CurrentStep) -> None:
         self._current = current
         self._schedules: dict[int, _Schedule] = {}
-        # Classes whose `step` is wrapped, each with the original `step`.
         self._wrapped: dict[type, Any] = {}
         # True within a schedule's step, which may call the steps of other schedules.
         self._nested = False

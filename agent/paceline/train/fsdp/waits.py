@@ -27,11 +27,7 @@ _REDUCING = "RegisterPostBackwardFunctionBackward"
 
 
 class FsdpWaits:
-    """Hooks that count FSDP's collectives of one model as waiting. Not thread-safe.
-
-    The last gradients are reduced at the end of the backward pass. As with DistributedDataParallel,
-    that is where ranks wait for a slow rank.
-    """
+    """Hooks that count FSDP's collectives of one model as waiting. Not thread-safe."""
 
     def __init__(self, current: CurrentStep) -> None:
         self._current, self._model = current, current.models

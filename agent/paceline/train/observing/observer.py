@@ -64,7 +64,6 @@ class Observer:
         self._leading: weakref.ref[torch.optim.Optimizer] | None = None
         self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._in_backward = False
-        # The name of the reported loss.
         self._loss = ""
 
     def end(self, why: Exception | str) -> None:

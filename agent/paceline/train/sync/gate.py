@@ -245,10 +245,7 @@ class SyncGate:
         return self.relaxed is not None and step.pooled
 
     def end_step(self, step: LocalStep) -> None:
-        """End a step of the plan, in which this rank had any number of batches.
-
-        After a segment's last step, all ranks synchronise.
-        """
+        """End a step of the plan, in which this rank had any number of batches."""
         if self.relaxed is None:
             return
         if step.epoch_end and self.pools(step):
@@ -287,7 +284,6 @@ class SyncGate:
         if self._ranks_made is not None:
             self._ranks_made.close()
         self.relaxed = self._ranks_made = self._agreement = None
-        # Release the optimiser and the store.
         self._script = ScriptOptimiser()
         self._scales = Scales(self._script)
         self.suitability = Suitability(self._script, self.models)
