@@ -34,7 +34,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("paceline.lightning", "lightning", error) from error
 
-# The key of the session's state in a checkpoint of Lightning.
 STATE = "paceline"
 
 

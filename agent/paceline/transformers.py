@@ -41,7 +41,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("paceline.transformers", "transformers", error) from error
 
-# The file with the session's state in a checkpoint of Trainer.
 STATE = "paceline_session.pt"
 
 
@@ -70,7 +69,6 @@ def counts_of(samples: int, chunks: int) -> list[int]:
 class Loader(DrivenLoader):
     """Loader of Trainer's loop. Each item is the list of a step's batches."""
 
-    # Number of batches of each step.
     accumulates = 1
 
     def __len__(self) -> int:
@@ -440,8 +438,7 @@ _skip_first_batches = transformers.trainer.skip_first_batches
 def _skip(loader: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace Accelerate's `skip_first_batches` in Trainer's module.
 
-    Paceline's loader resumes automatically, so it is returned unchanged. For other loaders,
-    Accelerate's function is called.
+    Paceline's loader resumes automatically, so it is returned unchanged.
     """
     if isinstance(loader, Loader):
         return loader

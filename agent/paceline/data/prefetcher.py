@@ -266,7 +266,6 @@ class Prefetcher:
             )
 
     def _make_room(self, size: int) -> bool:
-        """Remove unneeded samples until `size` bytes fit; return False if they do not fit."""
         if self._fits(size):
             return True
         if self._listed != self._seen:

@@ -23,7 +23,6 @@ class Misses:
 
     samples: int = 0
     bytes: int = 0
-    # Seconds spent reading these samples from the source.
     waited_s: float = 0.0
 
     def __iadd__(self, other: Misses) -> Misses:

@@ -276,10 +276,7 @@ class Saver:
             ) from error
 
     def _agree(self) -> int | None:
-        """Return the step count of the newest checkpoint on rank 0; None if there is none.
-
-        Raise a ValueError if ranks have different arguments.
-        """
+        """Return the step count of the newest checkpoint on rank 0; None if there is none."""
         arguments = {**asdict(self._schedule), "directory": str(self._schedule.directory)}
         given = arguments | self._contents.given
         mine = given, *(self._find_newest() if self._rank == 0 else (None, ""))

@@ -71,9 +71,7 @@ logger = logging.getLogger(__name__)
 PUBLISH_INTERVAL_S = 1.0
 LONG_WAIT_S = 30.0
 BLOCKED_S = 10.0
-# Seconds between two checks while this rank waits for the other ranks.
 _POLL_S = 0.002
-# Seconds between two comparisons of all ranks after a collective failed.
 _SEARCH_S = 0.05
 _EXPLAIN_S = 8.0
 # Maximum number of seconds of the search for the failed rank after this rank's script raised.
@@ -156,10 +154,7 @@ class RankMonitor(Feature):
         progress.relaxed, progress.step = self._state.gate.relaxed is not None, step.step
 
     def _reducing(self, running: RunningStep, model: int) -> None:
-        """Record that this rank begins a reduction; if it is unexpected, wait for the other ranks.
-
-        `model` is the index of the wrapped model.
-        """
+        """Record that this rank begins a reduction; if it is unexpected, wait for the other ranks."""
         step = running.step.step
         kind = (step - self._reduced_in, model)
         expected = self._follows.get(self._previous) == kind

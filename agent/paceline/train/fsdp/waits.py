@@ -32,7 +32,6 @@ class FsdpWaits:
     def __init__(self, current: CurrentStep) -> None:
         self._current, self._model = current, current.models
         current.models += 1
-        # The context of a wait that has begun.
         self._collective: AbstractContextManager[None] | None = None
         # The outputs of each module's forward pass, by the module's `id`: stored by the first hook
         # after the pass, and removed by the second.

@@ -39,10 +39,8 @@ _SENT_AT_ONCE = 64
 # Maximum number of seconds before a sample is reported, unless reading the next sample takes
 # longer.
 _SEND_S = 0.05
-# Seconds between two checks whether the leader has enlarged the buffer.
 _POLL_S = 0.05
 _JOIN_S = 2.0
-# Options of a DataLoader that concern reading in processes.
 _READERS = {*OPTIONS, "persistent_workers"}
 
 
@@ -77,7 +75,6 @@ class StreamReader(Feature):
         self._thread: threading.Thread | None = None
         self._smallest: tuple[float, Any] | None = None
         self._warned = False
-        # Options of the processes that read, if there are any.
         self.options: dict[str, Any] = {}
 
     def reads(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -97,7 +97,7 @@ class LoopAgreement:
         return "rank 0 has ended"
 
     def _poll_steps(self, step: int, raised: bool) -> Iterator[list[int | None]]:
-        """Yield the ranks' steps repeatedly; raise if for too long no rank steps or leaves."""
+        """Yield the ranks' steps repeatedly; raise if no rank steps or leaves for too long."""
         patience_s = self._ranks.timeout.total_seconds()
         if raised:
             patience_s = min(patience_s, max(_NO_PROGRESS_S, 10 * self._took_s))
@@ -133,7 +133,6 @@ class LoopAgreement:
             self._store.compare_set(self._key("all"), "", word)
 
     def _count(self, step: int) -> int:
-        """Record that this rank left in a step; return the number of ranks that have left."""
         self._store.set(self._key(str(self._ranks.rank)), str(step))
         return int(self._store.add(self._key("count"), 1))
 

@@ -58,10 +58,7 @@ class Ranks:
         return made
 
     def among(self, groups: Sequence[Sequence[int]]) -> Ranks:
-        """Return this rank's group, in which ranks count from 0. Collective.
-
-        `groups` has the ranks of each group.
-        """
+        """Return this rank's group, in which ranks count from 0. Collective."""
         mine = next(group for group in groups if self.rank in group)
         if (name := str(groups)) not in self.groups:
             parts = [key for key in self.groups if key]

@@ -208,7 +208,7 @@ class SharedBatches:
         return False
 
     def _stops(self, mine: RankQueue) -> bool:
-        """Stop taking over, unless no other rank would take the rest; return whether it stops."""
+        """Stop if no batch is left, or if other ranks will take them; return whether it stops."""
         if mine.stance is Stance.LEAVES:
             return True
         self._change(RankQueue.stop)
