@@ -139,7 +139,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Prepare a model as Accelerate does, but wrap a model to train with `Session.wrap`."""
+        """Prepare a model as Accelerate does, but use `Session.wrap` if it will be trained."""
         trained = any(parameter.requires_grad for parameter in model.parameters())
         if evaluation_mode or not trained or getattr(model, "_is_accelerate_prepared", False):
             return self._plain_model(model, device_placement, evaluation_mode)

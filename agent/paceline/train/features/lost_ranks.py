@@ -154,7 +154,7 @@ class RankMonitor(Feature):
         progress.relaxed, progress.step = self._state.gate.relaxed is not None, step.step
 
     def _reducing(self, running: RunningStep, model: int) -> None:
-        """Record that this rank begins a reduction; if it is unexpected, wait for the other ranks."""
+        """Record that this rank begins a reduction; if it is unexpected, wait for all ranks."""
         step = running.step.step
         kind = (step - self._reduced_in, model)
         expected = self._follows.get(self._previous) == kind

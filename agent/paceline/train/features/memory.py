@@ -112,10 +112,9 @@ def with_learned(
 ) -> Limits:
     """Reduce the limits to those that ranks learned when memory ran out in earlier attempts.
 
-    With micro-batches, a learned limit applies to all ranks with an equal device. This adds at most
-    one micro-batch to a step, and prevents these ranks from running out of memory, too. A smaller
-    limit is raised to the size of the largest sample, unless a load of at most this size did not
-    fit.
+    With micro-batches, a learned limit applies to all ranks with an equal device, so that they do
+    not run out of memory, too; it adds at most one micro-batch to a step. A limit below the size of
+    the largest sample is raised to this size, unless a load of at most this size did not fit.
 
     Without micro-batches, a learned limit applies only to the rank that learned it: the other ranks
     need room for the samples that no longer fit on this rank.

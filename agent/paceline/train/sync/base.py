@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-# Maximum number of divisions of the ranks into groups whose process groups are kept for reuse.
+# For at most this many divisions of the ranks into groups, process groups are kept for reuse.
 _KEPT_DIVISIONS = 4
 
 if TYPE_CHECKING:
