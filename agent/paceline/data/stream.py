@@ -1,7 +1,8 @@
 """`Stream`, a data set without a length and without an index: samples come one after the other.
 
 On each rank, `train.streams.reader.StreamReader` reads the rank's samples through a `Reading`. If
-ranks share the source, the `Reading` claims shards, so that no two ranks train the same sample.
+ranks share the source, they claim its shards, or blocks of its samples, through the `Reading`, so
+that no two ranks train the same sample.
 """
 
 from __future__ import annotations

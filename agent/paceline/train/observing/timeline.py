@@ -92,9 +92,9 @@ class ObservedStep:
     """A step of the script's optimiser. Durations are in seconds.
 
     `data_s` is the wait for the loader. `step_s` is the time from the arrival of the step's batch
-    to the arrival of the next step's batch. `began` and `ended` are the arrival of the batch and
-    the optimiser's step, on the host's monotonic clock. `spans` has three stamps for each part of
-    the step: the start of computing, the start of waiting for other ranks, and the end of waiting.
+    to the arrival of the next step's batch. `began` and `ended` are the times of the batch's
+    arrival and of the optimiser's step, on the host's monotonic clock. `spans` has three stamps for
+    each part of the step: the start of computing, and the start and end of waiting for other ranks.
     """
 
     number: int

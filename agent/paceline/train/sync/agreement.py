@@ -122,10 +122,7 @@ class LoopAgreement:
         raise PacelineError(why)
 
     def tell(self, step: int, why: str) -> None:
-        """Announce that this rank leaves its loop in a step, so that ranks that wait for it fail.
-
-        Do not wait for other ranks.
-        """
+        """Announce that this rank leaves its loop in a step, so that ranks that wait for it fail."""
         # The store may have ended with rank 0.
         with contextlib.suppress(RuntimeError):
             self._count(step)

@@ -114,8 +114,7 @@ OnRound = Callable[[Round], None]
 class Channel:
     """Process groups, store and keys with which ranks exchange vectors in one segment.
 
-    All keys in the store start with `prefix`, which is new for each segment. `on_round` is called
-    with each round.
+    All keys in the store start with `prefix`, which is new for each segment.
     """
 
     ranks: Ranks

@@ -58,11 +58,10 @@ class Rounds:
     """Participation of one rank in the rounds of a segment.
 
     The thread that trains calls `offer`, `take` and `finish`. They raise a PacelineError if a rank
-    has left or was silent for too long; the message names this rank. Sums are returned in the order
-    of rounds. A slow rank keeps the sums that its training thread has not taken yet. No other
-    object may use the ranks' process group, because two threads that use one group get wrong sums.
-    The channel's `on_round` is called in the communication thread. `extra` is the length of the
-    vector that rank 0 may `give`.
+    has left or was silent for too long; the message names this rank. No other object may use the
+    ranks' process group, because two threads that use one group get wrong sums. The channel's
+    `on_round` is called in the communication thread. `extra` is the length of the vector that rank
+    0 may `give`.
     """
 
     def __init__(

@@ -49,8 +49,7 @@ class Suitability:
     If a script does not suit relaxed synchronisation, training continues under the all-reduce: no
     policy may end a training, neither the run's first one nor one that an operator switches to. How
     a script steps its optimiser is known only after its first step, so gradients are all-reduced
-    until then. The reason for the all-reduce is reported once for each segment. If the reason is
-    that the optimiser has not stepped, it is reported only after many steps.
+    until then.
     """
 
     def __init__(self, script: ScriptOptimiser, models: Models) -> None:
