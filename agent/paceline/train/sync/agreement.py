@@ -122,7 +122,7 @@ class LoopAgreement:
         raise PacelineError(why)
 
     def tell(self, step: int, why: str) -> None:
-        """Announce that this rank leaves its loop in a step, so that ranks that wait for it fail."""
+        """Announce that this rank leaves its loop in a step, so that ranks waiting for it fail."""
         # The store may have ended with rank 0.
         with contextlib.suppress(RuntimeError):
             self._count(step)
