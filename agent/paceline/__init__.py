@@ -36,7 +36,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Names that need torch are imported on first use: agents and servers run without torch.
     if name == "Batch":
         from paceline.train.plan_shard import Batch
 

@@ -58,8 +58,8 @@ class Loader(DrivenLoader):
         super().__init__(session, place, options)
         self.gradient_state = GradientState()
         self.end_of_dataloader = False
-        # Attribute of Accelerate's loaders: the number of samples in a last batch that Accelerate
-        # fills up with repeated samples. It is 0, because Paceline repeats no samples.
+        # In Accelerate's loaders, the number of samples in a last batch that is filled up with
+        # repeated samples. Paceline repeats no samples.
         self.remainder = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -95,7 +95,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         **kwargs: keyword arguments of `accelerate.Accelerator`.
 
     Raises:
-        PacelineError: `refuse_settings` refuses a setting of Accelerate.
+        PacelineError: Paceline does not support a setting of Accelerate.
         TypeError: an option in `paceline` is unknown, or Accelerate sets it.
     """
 
@@ -109,10 +109,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     @property
     def session(self) -> Session:
-        """Return the session of the training loader.
-
-        Before a training loader is prepared, a PacelineError is raised.
-        """
+        """Return the training loader's session; raise a PacelineError if there is none yet."""
         if self._driven is None:
             raise PacelineError(_NO_LOADER)
         return self._driven.session
@@ -123,8 +120,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         Raises:
             PacelineError: there are two shuffled DataLoaders, or a model to train but no shuffled
                 DataLoader.
-            ValueError: Paceline cannot train this model, or a DataLoader with this sampler,
-                correctly.
+            ValueError: Paceline cannot train this model correctly, or cannot replace the sampler of
+                the DataLoader.
         """
         placed = device_placement or [None] * len(args)
         objects = [
@@ -142,7 +139,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Prepare a model as Accelerate does, but wrap a model to train with `Session.wrap`."""
+        """Prepare a model as Accelerate does, but use `Session.wrap` if it will be trained."""
         trained = any(parameter.requires_grad for parameter in model.parameters())
         if evaluation_mode or not trained or getattr(model, "_is_accelerate_prepared", False):
             return self._plain_model(model, device_placement, evaluation_mode)
@@ -177,10 +174,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return self._gather_ragged(input_data, drop=empty)
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
-        """Skip batches of another loader; raise a PacelineError for the training loader.
-
-        The training loader resumes automatically.
-        """
+        """Skip batches of another loader; raise a PacelineError for the training loader."""
         if isinstance(dataloader, DrivenLoader):
             raise PacelineError(
                 "skip_first_batches: after accelerator.load_state(…) the training loader "
@@ -226,7 +220,6 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return prepared
 
     def _train_on(self, loader: DataLoader[Any], device_placement: bool | None) -> Loader:
-        """Replace a DataLoader by the training loader, of which there can be only one."""
         if self._driven is not None:
             raise PacelineError(
                 "a second DataLoader with shuffle=True was prepared, but an Accelerator supports "
@@ -253,7 +246,6 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return driven
 
     def _declare(self) -> None:
-        """Declare the script's optimiser to the session; if there are several, declare none."""
         if len(self._optimizers) == 1 and self._driven is not None:
             self._driven.session.optimizer(self._optimizers[0].optimizer, self.scaler)
 
@@ -286,7 +278,7 @@ def wrap_prepared(
     """Call `Session.wrap` for a model to train, which Accelerate has prepared as if for evaluation.
 
     So Accelerate has moved the model to its device and put its forward pass under autocast, but has
-    not wrapped it in DistributedDataParallel. This function raises the errors of `Session.wrap`.
+    not wrapped it in DistributedDataParallel.
     """
     handler = accelerator.ddp_handler
     options: dict[str, Any] = handler.to_kwargs() if handler is not None else {}
@@ -299,10 +291,7 @@ def wrap_prepared(
 
 
 def refuse_settings(accelerator: accelerate.Accelerator) -> None:
-    """Raise a PacelineError for settings of Accelerate that Paceline does not support.
-
-    Such settings shard the model, change how gradients are reduced, or choose the batches.
-    """
+    """Raise a PacelineError for settings of Accelerate that Paceline does not support."""
     kind, config = accelerator.distributed_type, accelerator.dataloader_config
     if kind not in _KINDS:
         refuse(

@@ -1,8 +1,7 @@
 """The command line `paceline`. To start fast, it imports no torch, and server packages only on use.
 
 Commands that are imported here are registered here; the entry points of the group
-`paceline.commands` add all other commands. A PacelineError is printed on one line, and its
-`exit_code` becomes the exit code of the command.
+`paceline.commands` add all other commands.
 """
 
 from __future__ import annotations
@@ -313,7 +312,7 @@ def _bus_parts(url: str) -> SplitResult:
     except ValueError as error:
         raise InputError(f"--bus: {error}") from error
     try:
-        # Creating a client sends nothing. It validates the URL before the wait for the server.
+        # Creating a client sends nothing; it validates the URL.
         connect(url).close()
     except ValueError as error:
         raise InputError(f"bus {linking.place(url)}: {error}") from error
@@ -323,9 +322,7 @@ def _bus_parts(url: str) -> SplitResult:
 # Because of the cache, a process that calls `main` several times adds each plugin only once.
 @cache
 def _add_plugin(entry: EntryPoint) -> None:
-    """Add the commands of an entry point; if packages are missing, add commands that say so."""
     try:
-        # This call does not detect all missing packages: a command may import some later.
         with uncollected():
             entry.load()(app)
     except ImportError as error:

@@ -50,11 +50,7 @@ def defaults(command: object) -> dict[str, Any]:
 
 
 def _checked(table: Mapping[str, Any], command: object, where: str) -> dict[str, Any]:
-    """Return a table's values, keyed by the names of the command's parameters.
-
-    Reject a key that names neither a command nor an option. `where` names the file and the table in
-    error messages.
-    """
+    """Return a table's values, keyed by the names of the command's parameters."""
     checked: dict[str, Any] = {}
     commands = command.commands if isinstance(command, TyperGroup) else {}
     options = {

@@ -34,7 +34,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("paceline.lightning", "lightning", error) from error
 
-# The key of the session's state in a checkpoint of Lightning.
 STATE = "paceline"
 
 
@@ -193,7 +192,6 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         return wrapped(self.session, model, self._batchnorm, options)
 
     def _train_on(self, dataloader: object) -> DrivenLoader:
-        """Create a session; return its loader, which replaces Lightning's DataLoader."""
         sampler = getattr(dataloader, "sampler", None)
         if (
             not isinstance(dataloader, DataLoader)

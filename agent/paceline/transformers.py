@@ -41,7 +41,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("paceline.transformers", "transformers", error) from error
 
-# The file with the session's state in a checkpoint of Trainer.
 STATE = "paceline_session.pt"
 
 
@@ -70,7 +69,6 @@ def counts_of(samples: int, chunks: int) -> list[int]:
 class Loader(DrivenLoader):
     """Loader of Trainer's loop. Each item is the list of a step's batches."""
 
-    # Number of batches of each step.
     accumulates = 1
 
     def __len__(self) -> int:
@@ -97,7 +95,6 @@ class _Turn:
     weight: float
     # Index of the current batch.
     place: int = 0
-    # Sum of the losses of the step's batches so far.
     loss: torch.Tensor | float = 0.0
 
 
@@ -157,10 +154,7 @@ class PacelineMixin:
 
     @property
     def session(self) -> Session:
-        """Return the session of the current training, or of the last one.
-
-        Before the first `train`, a PacelineError is raised.
-        """
+        """Return the newest training's session; raise a PacelineError before the first `train`."""
         return self._loader.session
 
     def get_train_dataloader(self) -> Loader:
@@ -296,9 +290,9 @@ class PacelineMixin:
     def _normalisation(self, model: nn.Module, inputs: dict[str, Any]) -> _Loss | None:
         """Compute the loss three times before the first step, to determine its normalisation.
 
-        Models cannot be asked: many accept ``num_items_in_batch`` and do not use it, and a script
-        may compute a loss of its own. Return None if the loss of this batch is 0 or not finite, for
-        example because none of its labels count. Such a batch does not show the normalisation.
+        A signature does not show it: many models accept ``num_items_in_batch`` and do not use it.
+        Return None if this batch's loss is 0 or not finite, for example because none of its labels
+        count: such a batch does not show the normalisation.
         """
         trainer = self._trainer
         placed = trainer._prepare_inputs(inputs)
@@ -326,11 +320,10 @@ class PacelineMixin:
 
     @contextlib.contextmanager
     def _averaging(self, averages: bool) -> Iterator[None]:
-        """Switch off Trainer's argument `average_tokens_across_devices` for a block.
+        """Switch off the argument `average_tokens_across_devices` in a block, unless `averages`.
 
-        With the argument, Trainer sums the numbers of labels over ranks, and multiplies the loss by
-        the number of ranks to compensate for DistributedDataParallel's mean. With `averages` True,
-        the argument stays as it is.
+        With this argument, Trainer sums the numbers of labels over ranks, and multiplies the loss
+        by the number of ranks to compensate for DistributedDataParallel's mean.
         """
         args = self._trainer.args
         before = args.average_tokens_across_devices
@@ -400,10 +393,7 @@ class Trainer(PacelineMixin, transformers.Trainer):  # type: ignore[misc]
 
 
 class _Ends(TrainerCallback):  # type: ignore[misc]
-    """Callback that ends the loader's epoch after each epoch of Trainer.
-
-    It closes the session after the training.
-    """
+    """Callback that ends the loader's epoch with Trainer's, and closes the session at the end."""
 
     def __init__(self, mixin: PacelineMixin) -> None:
         self._mixin = mixin
@@ -448,8 +438,7 @@ _skip_first_batches = transformers.trainer.skip_first_batches
 def _skip(loader: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace Accelerate's `skip_first_batches` in Trainer's module.
 
-    Paceline's loader resumes automatically, so it is returned unchanged. For other loaders,
-    Accelerate's function is called.
+    Paceline's loader resumes automatically, so it is returned unchanged.
     """
     if isinstance(loader, Loader):
         return loader

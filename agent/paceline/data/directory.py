@@ -1,8 +1,4 @@
-"""Directory of a node's samples: files of a limited total size, shared by the node's processes.
-
-`Sharded` reads and adds samples in all processes. In one process of the node,
-`prefetcher.Prefetcher` claims the directory and removes samples.
-"""
+"""Directory of a node's samples: files of a limited total size, shared by the node's processes."""
 
 from __future__ import annotations
 
@@ -109,7 +105,6 @@ class Directory:
                 # Another process may have added the sample meanwhile.
                 there = file.exists()
                 hidden.replace(file)
-        # For example, the disk may be full.
         except OSError:
             hidden.unlink(missing_ok=True)
             self._take(-len(data))
@@ -153,10 +148,7 @@ class Directory:
             os.close(descriptor)
 
     def _take(self, size: int) -> bool:
-        """Add `size` (which may be negative) to the bytes in use.
-
-        Return False, and add nothing, if the sum would exceed the limit.
-        """
+        """Add `size` (may be negative) to the bytes in use; return False at the limit."""
         with self._locked() as descriptor:
             used = _read(descriptor) + size
             if size > 0 and used > self.limit_bytes:
@@ -177,10 +169,7 @@ class Directory:
             )
 
     def _count(self, sizes: npt.NDArray[np.int64]) -> list[int]:
-        """Remove broken samples, and samples beyond the limit.
-
-        Return the indices of the samples that remain, ascending.
-        """
+        """Remove broken samples and samples beyond the limit; return the other indices, sorted."""
         used, kept = 0, []
         for file in sorted(self._files()):
             size = file.stat().st_size

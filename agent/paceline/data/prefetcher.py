@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 _RETRY_S, _MOST_RETRY_S = 0.5, 30.0
 _JOIN_S = 2.0
-# Value of the current epoch's number until the first plan arrives.
 _NO_EPOCH = -1
 # Number of later segments that must be planned before a segment's samples count as read by all
 # ranks.
@@ -64,12 +63,10 @@ class Prefetcher:
     The thread first fetches the samples of planned segments. Then it fetches the samples that the
     node stores in the next epoch, within the data set's bandwidth limit. To make room, the thread
     removes other samples. It never removes a sample that the node will still train in this epoch or
-    that it stores in the next one. Steps do not depend on the thread: they read missing samples
-    themselves.
+    that it stores in the next one.
 
     This process must have claimed the data set's directory. `held` has the indices of the samples
-    in that directory. `filler` is the index of the sample that a rank loads if it has no
-    samples in a step.
+    in that directory. `filler` is the index of the filler sample.
     """
 
     def __init__(self, data: Sharded, held: list[int], filler: int) -> None:
@@ -80,7 +77,6 @@ class Prefetcher:
         # Samples that the node stores in this epoch.
         self._now: Bools = np.zeros(samples, bool)
         self._now[held] = True
-        # Samples that this node has trained in this epoch.
         self._trained: Bools = np.zeros(samples, bool)
         # The samples of each segment that ranks may still be reading.
         self._planned: deque[npt.NDArray[np.uint32]] = deque()
@@ -97,9 +93,7 @@ class Prefetcher:
         self._moved: dict[int, Moved] = {}
         # Monotonic time from which the bandwidth limit allows fetching the next sample.
         self._free_at = 0.0
-        # True while a sample is being fetched.
         self._busy = False
-        # True if the directory is full; the next plan resets it.
         self._full = False
         # `_plans` is the number of plans that have arrived so far. `_seen` and `_listed` are this
         # number at earlier times: when the sample that is being fetched was chosen, and when
@@ -107,7 +101,6 @@ class Prefetcher:
         self._plans = 0
         self._seen = 0
         self._listed = -1
-        # Samples in the directory that the plan does not need.
         self._removable: deque[int] = deque()
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -255,8 +248,6 @@ class Prefetcher:
             if ahead:
                 self._ahead.appendleft(sample)
             if self._plans == self._seen:
-                # There is no room even for samples of segments; steps read missing samples
-                # themselves.
                 self._steps.clear()
                 self._full = True
 
@@ -275,7 +266,6 @@ class Prefetcher:
             )
 
     def _make_room(self, size: int) -> bool:
-        """Remove unneeded samples until `size` bytes fit; return False if they do not fit."""
         if self._fits(size):
             return True
         if self._listed != self._seen:
@@ -287,10 +277,7 @@ class Prefetcher:
         return False
 
     def _list_removable(self) -> None:
-        """List the samples in the directory that the plan does not need.
-
-        Listing takes long if there are millions of samples, so it is done once for each plan.
-        """
+        # Listing takes long if there are millions of samples, so it is done once for each plan.
         with self._changed:
             needed = self._now if self._next is None else self._next | (self._now & ~self._trained)
             needed = needed.copy()

@@ -1,8 +1,4 @@
-"""`Sharded`, the data set whose samples are stored on nodes.
-
-Data loading processes read samples through `Sharded`, and `prefetcher.Prefetcher` fetches samples
-through it.
-"""
+"""`Sharded`, the data set whose samples are stored on nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +23,6 @@ class Misses:
 
     samples: int = 0
     bytes: int = 0
-    # Seconds spent reading these samples from the source.
     waited_s: float = 0.0
 
     def __iadd__(self, other: Misses) -> Misses:

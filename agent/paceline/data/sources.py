@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _READ_TRIES = 4
 _RETRY_S = 0.25
 _TIMEOUT_S = 30.0
-# Status codes of temporary errors.
 _TEMPORARY = (429, 500, 502, 503, 504)
 
 

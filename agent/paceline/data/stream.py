@@ -1,8 +1,8 @@
 """`Stream`, a data set without a length and without an index: samples come one after the other.
 
-A script makes a `Stream` and gives it to `Session`. On each rank,
-`train.streams.reader.StreamReader` reads the rank's samples through a `Reading`. If ranks share the
-source, the `Reading` claims shards, so that no two ranks train the same sample.
+On each rank, `train.streams.reader.StreamReader` reads the rank's samples through a `Reading`. If
+ranks share the source, they claim its shards, or blocks of its samples, through the `Reading`, so
+that no two ranks train the same sample.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Reading(Protocol):
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
         """Yield the samples of this rank in an epoch, in order.
 
-        If other ranks read parts of the same shard, yield its `ShardOrder` after its samples. This
-        has digests by which the ranks check that they read the samples in the same order.
+        If other ranks read parts of the same shard, yield its `ShardOrder` after its samples. By
+        this object's digests, ranks check that they read the samples in the same order.
         """
         ...
 
@@ -110,7 +110,6 @@ class Stream:
     def shards(
         cls,
         shards: Sequence[Any],
-        # The public argument is called `open`, although this shadows the built-in function.
         open: Callable[[Any], Iterable[Any]],  # noqa: A002
         *,
         size: Callable[[Any], float],
@@ -121,7 +120,7 @@ class Stream:
 
         When a rank's buffer has room, the rank reads the next shard that no rank has claimed.
         Towards the epoch's end several ranks may read the same shard; each trains a different part
-        of its samples. For `size`, `buffer` and errors see `Stream`.
+        of its samples. For errors see `Stream`.
 
         Args:
             shards: arguments for `open`, the same on all ranks: paths, URLs, numbers.
@@ -263,7 +262,7 @@ class Sharding:
         """Yield the samples of a shard that belong to a claim.
 
         With `checks_order`, also yield the shard's `ShardOrder`, if other ranks read other parts of
-        the shard. Checking the order takes time for each sample, so it is done in one epoch only.
+        the shard. Checking takes time for each sample, so it is done in one epoch only.
         """
         number = 0
         seen = SeenSamples() if checks_order and piece.end - piece.first < PARTS else None
@@ -296,10 +295,7 @@ def _names(shards: Sequence[Any]) -> str:
 
 
 def _name(shard: Any) -> str:
-    """Return the name of a shard, which is a path, a number, or a list or mapping of these.
-
-    Raise a TypeError for any other shard.
-    """
+    """Return the name of a shard, which is a path, a number, or a list or mapping of these."""
     if isinstance(shard, str | int | PurePath):
         return str(shard)
     if isinstance(shard, Mapping):

@@ -1,7 +1,6 @@
 """Checks `Session(token_budget=…)` and its limits, and counts the steps that follow from them.
 
-`Session` calls these functions once, before training. The budget and the limits are in the unit of
-the sizes.
+The budget and the limits are in the unit of the sizes.
 """
 
 from __future__ import annotations
@@ -92,15 +91,11 @@ def checked_sizes(
 ) -> Floats:
     """Return the sizes λ, [N], after checking them against the budget and the limits.
 
-    Each sample must fit into the budget. With micro-batches, the largest sample must fit into each
-    limit. Without micro-batches, it must fit into one limit, and it must be possible to divide the
-    samples of every step within the limits.
-
     `token_limits` has one limit for each worker of the plan (a rank, or a group of ranks), or one
     limit for all workers; it is empty if there are no limits.
 
     Raises:
-        ValueError: a sample is too large, or the limits are too tight.
+        ValueError: a sample exceeds the budget, or `refuse_limits` refuses the limits.
     """
     if token_budget is not None:
         refuse_larger(sizes, token_budget)

@@ -48,11 +48,11 @@ class Contents:
         return {key: value for key, value in self.state().items() if is_dtensor(value)}
 
     def layout(self) -> dict[str, torch.Tensor]:
-        """Return one tensor for each key of the state whose entry is split over the ranks.
+        """Return a tensor for each entry of the state that is split over the ranks, by key.
 
-        The tensor is split in the same way as the entry. The tensors of an optimiser's state may
-        not exist yet, so those of one parameter have a common key, ``optimizer/PARAMETER``, and are
-        split like the parameter.
+        The tensor is split like the entry. The tensors of an optimiser's state may not exist yet,
+        so those of one parameter have a common key, ``optimizer/PARAMETER``, and are split like the
+        parameter.
         """
         return dict(self._layout()) if is_sharded(self.model) else {}
 

@@ -1,9 +1,6 @@
 """Saves and loads checkpoints, on all ranks at once.
 
-`Session.checkpoint` makes a `Saver` and loads the newest checkpoint. The loop calls `due` after
-each step and `save` if a checkpoint is due. A failed save never ends training: the reason is
-logged. A `Folder` is the directory of the checkpoints. It has only complete checkpoints, and hidden
-directories of unfinished ones.
+A failed save never ends training: the reason is logged.
 """
 
 from __future__ import annotations
@@ -39,8 +36,7 @@ from paceline.train.sync.outer import Outer
 
 logger = logging.getLogger(__name__)
 
-# Maximum number of seconds that a save waits until earlier steps are stored for the control plane.
-# The limit applies if the bus or its disk hangs.
+# Limit on the wait for `reported`, in case the bus or its disk hangs.
 _REPORTED_S = 10.0
 _COMPLETE = re.compile(r"step-(\d{9,})")
 _UNFINISHED = re.compile(r"\.step-\d{9,}\.(new|old)")
@@ -100,14 +96,12 @@ class Saver:
         several = dist.is_available() and dist.is_initialized()
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
         self._files = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
-        # The thread that writes the newest checkpoint.
         self._thread: threading.Thread | None = None
         # Number of steps before the newest checkpoint (`_steps`), and before the newest checkpoint
         # whose writing has ended (`_saved`).
         self._steps = 0
         self._saved = 0
         self._time = time.monotonic()
-        # The random state from the loaded checkpoint.
         self._random: State = {}
 
     def load(self) -> Position | None:
@@ -282,10 +276,7 @@ class Saver:
             ) from error
 
     def _agree(self) -> int | None:
-        """Return the step count of the newest checkpoint on rank 0; None if there is none.
-
-        Raise a ValueError if ranks have different arguments.
-        """
+        """Return the step count of the newest checkpoint on rank 0; None if there is none."""
         arguments = {**asdict(self._schedule), "directory": str(self._schedule.directory)}
         given = arguments | self._contents.given
         mine = given, *(self._find_newest() if self._rank == 0 else (None, ""))

@@ -40,7 +40,6 @@ _COMPARED_SAMPLES = 16
 # Minimum rank correlation of sizes and extents. If the sizes of 16 samples are unrelated to their
 # extents, the correlation is smaller in 97 of 100 cases.
 _FITTING = 0.5
-# Maximum number of steps over which the imbalance of the ranks' loads is averaged.
 _IMBALANCE_STEPS = 200
 # Loggers whose warnings `warnings` leaves out: another check reports them, or no report is needed.
 _LEFT_OUT = {"paceline.train.batch_limits.sizes", "paceline.train.wiring", "paceline.train.device"}
@@ -76,7 +75,6 @@ def _without_session(seen: ScriptRecord) -> str:
 
 
 def _fix_without_session() -> str:
-    """Return the fix for a script without a session, by the framework that it uses."""
     used = [words for module, words in _ADAPTERS.items() if module in sys.modules]
     return used[0] if used else _FIVE_LINES
 

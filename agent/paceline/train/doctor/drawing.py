@@ -20,7 +20,6 @@ from paceline.train.seeding import Epoch, seeded
 
 # States of torch's, NumPy's and Python's random numbers.
 _States = tuple[object, object, object]
-# Maximum number of samples that are loaded twice and compared.
 _LOADED = 3
 _BY_INDEX = (
     "In __getitem__, put the transforms below `with paceline.seeded(index):`, or draw from "

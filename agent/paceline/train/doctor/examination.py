@@ -97,7 +97,7 @@ class Examination:
         raise EnoughError(0)
 
     def _in_trial(self, error: Exception) -> bool:
-        """Return whether the script failed in a rehearsal; if so, record that as the result."""
+        """Return whether the script failed in a `Rehearsal`; if so, record that as its answer."""
         known = next((k for k in self._seen.sessions if k.rehearsal is not None), None)
         if known is None or known.rehearsal is None:
             return False
@@ -109,7 +109,6 @@ class Examination:
             raise _AskedToEndError(128 + number)
 
     def _conclude(self, failure: Finding | None) -> None:
-        """Run all checks on the record and write the findings, at the first call only."""
         if self._concluded:
             return
         self._concluded = self._concluding = True
@@ -144,7 +143,6 @@ class Examination:
             return [Finding(name, Level.NOTE, says)]
 
     def _close(self) -> None:
-        """Close the sessions and the process group that the script left open."""
         for seen in self._seen.sessions:
             if seen.session is not None:
                 seen.session.close()
@@ -161,7 +159,6 @@ def _finite(finding: Finding) -> Finding:
 
 
 def _failure(error: BaseException) -> Finding:
-    """Turn the exception that ended the script into a finding."""
     frames = traceback.extract_tb(error.__traceback__)
     refused = isinstance(error, PacelineError) or (
         isinstance(error, ValueError | TypeError) and frames[-1].filename.startswith(_PACKAGE)

@@ -1,8 +1,7 @@
 """Records what a script does, by wrapping functions of Paceline and torch.
 
 `Examination` calls `watch` before the script starts. The wrappers fill a `ScriptRecord` and end the
-script after its examined steps; the checks read the record afterwards. `Calls` records a model's
-calls in the first training step.
+script after its examined steps; the checks read the record afterwards.
 """
 
 from __future__ import annotations
@@ -45,13 +44,12 @@ class SeenSession:
     # Sizes of the samples, [samples]; known on rank 0 only.
     sizes: npt.NDArray[np.float64] | None = None
     sizes_from: str = ""
-    # Calls of each wrapped model.
     calls: list[Calls] = field(default_factory=list)
     # The session's loader, once the script has started to read it.
     loader: Loader | None = None
     steps: int = 0
     checkpoint: str = ""
-    # The rehearsal that is running after the examined steps; None: none is running.
+    # The rehearsal that is running after the examined steps.
     rehearsal: Rehearsal | None = None
     answer: ProofResult | None = None
     state: str = ""
@@ -70,9 +68,7 @@ class ScriptRecord:
     # parameters.
     inside: int = 0
     stepped: set[int] = field(default_factory=set)
-    # Warnings that Paceline logged.
     warnings: list[logging.LogRecord] = field(default_factory=list)
-    # True if the script ended with an error.
     failed: bool = False
 
     def of(self, session: Any) -> SeenSession | None:
@@ -126,7 +122,6 @@ def _note_sessions(seen: ScriptRecord) -> None:
 
 
 def _source(sizes: Any, dataset: Any) -> str:
-    """Describe the source of a session's sizes; empty if there is none."""
     if isinstance(sizes, str):
         return "dataset.sizes" if hasattr(dataset, "sizes") else ""
     return "a function of each sample" if callable(sizes) else "Session(sizes=…)"
@@ -206,7 +201,6 @@ def _watched(
     steps: int,
     end: Callable[[], NoReturn],
 ) -> Generator[Any]:
-    """Yield the loader's batches; after the last examined step, close the loader and call `end`."""
     known.loader = loader
     try:
         for batch in inner:
@@ -268,16 +262,11 @@ def _put(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 class Calls:
-    """Record of a model's calls in training steps, until `close`.
-
-    `in_step` returns whether the script is in a training step.
-    """
+    """Record of a model's calls in training steps, until `close`."""
 
     def __init__(self, model: nn.Module, in_step: Callable[[], bool]) -> None:
         self.model = model
-        # True if the model was called in a step.
         self.called = False
-        # True if the model drew random numbers in a forward pass.
         self.draws = False
         # Hash of torch's random state before the model's first call.
         self.random = ""
@@ -313,8 +302,7 @@ class Calls:
 class _Hook:
     """A module hook that does nothing in a copy or an unpickled instance of the module.
 
-    Calls of a copy, such as a teacher model, are therefore not recorded as calls of the model. A
-    script that pickles the model does not save the hook.
+    So calls of a copy, such as a teacher model, are not recorded as calls of the model.
     """
 
     def __init__(self, call: Callable[..., None]) -> None:

@@ -1,7 +1,6 @@
 """Checkpoints in the loop: which step is saved, and the position from which training continues.
 
-`Session.checkpoint` makes the `Saver` and gives it to the loop, which makes this feature. After
-each planned step under the all-reduce, and after each epoch, all ranks agree on whether a
+After each planned step under the all-reduce, and after each epoch, all ranks agree on whether a
 checkpoint is due. If an operator or a signal ends the run, or nodes join or leave, all ranks save
 once more.
 """
@@ -29,7 +28,6 @@ class Checkpoints(Feature):
         self._stepped: int | None = -1
 
     def restore_random(self) -> None:
-        """Restore the random numbers when training continues from a checkpoint."""
         self._saver.restore_random()
 
     def before_epoch(self) -> None:
@@ -82,7 +80,6 @@ class Checkpoints(Feature):
             state.saving = False
 
     def _save_last(self) -> None:
-        """Save the training position before this run, or this process, ends."""
         state = self._state
         state.finish_step()
         state.saving = True

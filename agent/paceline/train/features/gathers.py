@@ -94,13 +94,12 @@ def refuse_uneven(current: CurrentStep, any_sharded: Callable[[], bool]) -> Call
 def _tensors(name: str, args: Sequence[Any]) -> tuple[torch.Tensor | None, Sequence[torch.Tensor]]:
     """Return this rank's tensor in a collective, and the collective's tensors for all ranks.
 
-    If the collective is not checked, the tensor is None and the list is empty. The list is also
-    empty if the collective has a single tensor for all ranks together.
+    If the collective has several tensors per rank, it is not checked: the tensor is None. The list
+    is empty then, and if the collective has a single tensor for all ranks together.
     """
     outputs, inputs = args[0], args[1]
     if name not in _LISTS:
         return (inputs if "gather" in name else outputs), []
-    # Collectives with several tensors per rank are not checked.
     if len(outputs) != 1 or len(inputs) != 1:
         return None, []
     return (inputs[0], outputs[0]) if name == "allgather" else (outputs[0], inputs[0])

@@ -1,11 +1,10 @@
 """Detects ranks that have ended, are silent, left the loop or are out of step, and names them.
 
-No reduction may combine gradients of two different steps, and no rank may wait for a lost rank. The
-loop calls this feature for each step and when the script leaves a loop, and wrapped models call it
-for each reduction that begins. On each rank a thread publishes these events once a second
+No reduction may combine gradients of two different steps, and no rank may wait for a lost rank. On
+each rank a thread publishes the rank's steps, reductions and loop exits once a second
 (`PUBLISH_INTERVAL_S`) in the ranks' store, and rank 0's thread compares the entries of all ranks.
 If a rank is lost, the thread that detects this stores the reason in the store. Then every rank's
-thread logs the reason and ends the waits of its rank. No control plane is needed.
+thread logs the reason and ends the waits of its rank.
 
 Each comparison checks:
 
@@ -69,21 +68,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two publications of a rank's progress.
 PUBLISH_INTERVAL_S = 1.0
-# Once ranks have waited this many seconds for another rank, the log names that rank.
 LONG_WAIT_S = 30.0
-# Seconds that a blocked rank has to raise an error, before its process is ended.
 BLOCKED_S = 10.0
-# Seconds between two checks while this rank waits for the other ranks.
 _POLL_S = 0.002
-# Seconds between two comparisons of all ranks after a collective failed.
 _SEARCH_S = 0.05
-# Maximum number of seconds of the search for the failed rank after a collective failed.
 _EXPLAIN_S = 8.0
 # Maximum number of seconds of the search for the failed rank after this rank's script raised.
 _NAMED_S = 0.5
-# If a process has not published for this many seconds, `_missing` reports it as gone.
 _NO_BEAT_S = 4.0
 # Maximum number of log messages about ranks that skipped the backward pass of a step.
 _MOST_SKIPS = 5
@@ -113,7 +105,6 @@ class RankMonitor(Feature):
         # followed it last.
         self._previous = (-1, -1)
         self._follows: dict[tuple[int, int], tuple[int, int]] = {}
-        # The step of the newest reduction.
         self._reduced_in = -1
         self._changed = threading.Condition()
         self._wake = threading.Event()
@@ -122,24 +113,20 @@ class RankMonitor(Feature):
         self._failure: str | None = None
         self._explaining = False
         self._closing = False
-        # True once the store has ended.
         self._store_ended = False
         # Except for `_thread`, only the monitor's thread changes the attributes below.
         # The newest point at which the thread has counted this rank as present.
         self._counted: str | None = None
-        # The newest point that all ranks have passed.
         self._passed: str | None = None
         # The newest publication of each rank: its number, and the time at which this rank read it.
         self._beats: dict[int, tuple[int, float]] = {}
-        # Rank 0 stores notes, which every rank logs. This is the number of notes that this rank has
-        # logged.
+        # Rank 0 stores notes, which every rank logs. `_notes` is the number of notes that this rank
+        # has logged, `_stored` the number that rank 0 has stored.
         self._notes = 0
         # On rank 0, the events for which a note was stored: skipped steps, and sets of late ranks.
         self._noted: set[object] = set()
-        # On rank 0, the number of stored notes.
         self._stored = 0
         self._failed_at = 0.0
-        # None until `begin` starts the thread.
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -167,10 +154,7 @@ class RankMonitor(Feature):
         progress.relaxed, progress.step = self._state.gate.relaxed is not None, step.step
 
     def _reducing(self, running: RunningStep, model: int) -> None:
-        """Record that this rank begins a reduction; if it is unexpected, wait for the other ranks.
-
-        `model` is the index of the wrapped model.
-        """
+        """Record that this rank begins a reduction; if it is unexpected, wait for all ranks."""
         step = running.step.step
         kind = (step - self._reduced_in, model)
         expected = self._follows.get(self._previous) == kind
@@ -204,10 +188,9 @@ class RankMonitor(Feature):
             self._refuse()
 
     def end_epoch(self, ran_out: bool, raised: bool) -> None:
-        """Record that the loop over the loader has reached its end, or that the script left it."""
         if raised:
             self._leave(raised=True)
-            # Give the thread time to find and log the reason. The returned error is not needed.
+            # Give the thread time to find and log the reason.
             self.explained(PacelineError(), _NAMED_S)
         elif ran_out:
             self._progress.in_loop = False
@@ -248,10 +231,7 @@ class RankMonitor(Feature):
         self._wake.set()
 
     def disconnect(self) -> None:
-        """End the thread.
-
-        After a failure, rank 0 first gives the others time to read the reason in its store.
-        """
+        """End the thread; after a failure, rank 0 first gives others time to read the reason."""
         if self._thread is None:
             return
         if self._rank == 0 and self._failure is not None:
@@ -342,7 +322,6 @@ class RankMonitor(Feature):
         self._end_process_if_stuck()
 
     def _fail_waits(self, failure: str) -> None:
-        """Log that ranks are out of step, and end all waits on this rank."""
         self._failure, self._failed_at = failure, time.monotonic()
         logger.error("%s", failure)
         self._state.fail_waits(PacelineError(failure))
@@ -378,7 +357,6 @@ class RankMonitor(Feature):
     def _compare(self, store: Store) -> None:
         keys = [_key(f"rank/{rank}") for rank in range(self._world)]
         here = list(range(self._world))
-        # Some ranks may not have published an entry yet.
         if not store.check(keys):
             here = [rank for rank in here if store.check([keys[rank]])]
         values = store.multi_get([keys[rank] for rank in here])
@@ -463,7 +441,6 @@ class RankMonitor(Feature):
         self._stored += 1
 
     def _end_process_if_stuck(self) -> None:
-        """End the process if it is still blocked in a collective 10 s after the failure."""
         if self._failure is None or not self._progress.in_loop or self._progress.closed:
             return
         if time.monotonic() - max(self._failed_at, self._since[1]) < BLOCKED_S:

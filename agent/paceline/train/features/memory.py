@@ -40,11 +40,9 @@ class LearnedLimits(Feature):
 
     def __init__(self, state: TrainingState, budget: Budget) -> None:
         self._state, self._budget = state, budget
-        # Record of this rank's loads; None before the first iteration.
         self._memory: Memory | None = None
 
     def connect(self) -> None:
-        """Apply the limits that ranks learned in earlier attempts."""
         state = self._state
         startup, before = state.startup, state.context.limits
         self._memory = Memory(state.context.environment.memory, startup.process)
@@ -114,10 +112,9 @@ def with_learned(
 ) -> Limits:
     """Reduce the limits to those that ranks learned when memory ran out in earlier attempts.
 
-    With micro-batches, a learned limit applies to all ranks with an equal device. This adds at most
-    one micro-batch to a step, and prevents these ranks from running out of memory, too. A smaller
-    limit is raised to the size of the largest sample, unless a load of at most this size did not
-    fit.
+    With micro-batches, a learned limit applies to all ranks with an equal device, so that they do
+    not run out of memory, too; it adds at most one micro-batch to a step. A limit below the size of
+    the largest sample is raised to this size, unless a load of at most this size did not fit.
 
     Without micro-batches, a learned limit applies only to the rank that learned it: the other ranks
     need room for the samples that no longer fit on this rank.
@@ -157,9 +154,8 @@ def _same(device: RankDevice, other: RankDevice) -> bool:
 class Memory:
     """Record of one rank's loads, which learns a limit when memory runs out. Not thread-safe.
 
-    The loop calls `fitted` after each iteration, and `left` when an exception ended the loop. At
-    the end it calls `close`, which learns a limit if the exception shows that memory ran out.
-    `path` is the file of this rank's device; None outside of a run.
+    Call `fitted` after each iteration, `left` when an exception ends the loop, and `close` at the
+    session's end. `path` is the file of this rank's device; None outside of a run.
     """
 
     def __init__(self, path: Path | None, rank: int) -> None:
@@ -169,12 +165,10 @@ class Memory:
         self._left: float | None = None
 
     def fitted(self, load: float) -> None:
-        """Record the load of a batch that this rank has computed."""
         self._held = max(self._held, load)
         self._left = None
 
     def left(self, load: float) -> None:
-        """Record the load of a batch in which an exception ended the loop over the loader."""
         self._left = load
 
     def close(self) -> None:

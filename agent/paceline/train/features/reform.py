@@ -23,7 +23,7 @@ from paceline.train.state import TrainingState
 
 
 class Reform(Feature):
-    """End of this rank if nodes join or leave.
+    """Feature that ends this rank's process if nodes join or leave.
 
     Args:
         state: its `reforms` is True if the plan ended because nodes join or leave.

@@ -16,8 +16,6 @@ from paceline.train.timing import RunningStep
 
 logger = logging.getLogger(__name__)
 
-# The suggested value of `Session(shapes=…)` is at most the size of an equal local batch divided by
-# this number.
 _GRID_PARTS = 4
 
 
@@ -34,7 +32,7 @@ def suggested_grid(global_batch: int, world: int) -> int:
 class ShapeWarning(Feature):
     """Warning in this rank's log that changing numbers of samples make steps slower.
 
-    `device` is the device of the models. The session appends to `models` after construction.
+    The session appends to `models` after construction.
     """
 
     def __init__(
@@ -43,11 +41,9 @@ class ShapeWarning(Feature):
         self._batch, self._world = terms.global_batch, world
         self._budgeted = terms.token_budget is not None
         self._models, self._device = models, device
-        # True once it was logged that a number of samples may cause a recompilation.
         self._warned = False
 
     def connect(self) -> None:
-        """Warn if a model is compiled or, on a CUDA device, if cuDNN's benchmark is on."""
         if self._device.on_cuda and torch.backends.cudnn.benchmark:
             logger.warning(
                 "torch.backends.cudnn.benchmark is on, and the plan changes how many samples this "

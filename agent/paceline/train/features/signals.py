@@ -74,7 +74,6 @@ class Signals(Feature):
             signal.raise_signal(number)
 
     def closed(self) -> None:
-        """Restore the script's handlers and deliver the received signals."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number, handler in self._previous.items():

@@ -86,7 +86,6 @@ class WorkSharing(_UnevenLoops):
         super().__init__(state)
         # Set from the first iteration until the session is closed.
         self._pool: SharedBatches | None = None
-        # The newest batch that was taken over from another rank.
         self._taken: LocalStep | None = None
         # True if ranks may take over each other's batches in the current step.
         self._pools = False
@@ -199,7 +198,6 @@ class Schedules:
     def __init__(self, current: CurrentStep) -> None:
         self._current = current
         self._schedules: dict[int, _Schedule] = {}
-        # Classes whose `step` is wrapped, each with the original `step`.
         self._wrapped: dict[type, Any] = {}
         # True within a schedule's step, which may call the steps of other schedules.
         self._nested = False
@@ -248,7 +246,6 @@ class Schedules:
                     schedule.scheduler.step()
 
     def close(self) -> None:
-        """Restore the original `step` of the schedules' classes."""
         for kind, method in self._wrapped.items():
             kind.step = method  # type: ignore[attr-defined]
         self._wrapped.clear()

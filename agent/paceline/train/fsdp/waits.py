@@ -27,21 +27,15 @@ _REDUCING = "RegisterPostBackwardFunctionBackward"
 
 
 class FsdpWaits:
-    """Hooks that count FSDP's collectives of one model as waiting. Not thread-safe.
-
-    The last gradients are reduced at the end of the backward pass. As with DistributedDataParallel,
-    that is where ranks wait for a slow rank.
-    """
+    """Hooks that count FSDP's collectives of one model as waiting. Not thread-safe."""
 
     def __init__(self, current: CurrentStep) -> None:
         self._current, self._model = current, current.models
         current.models += 1
-        # The context of a wait that has begun; None: there is none.
         self._collective: AbstractContextManager[None] | None = None
         # The outputs of each module's forward pass, by the module's `id`: stored by the first hook
         # after the pass, and removed by the second.
         self._made: dict[int, list[Tensor]] = {}
-        # The step whose backward pass is active.
         self._backward: RunningStep | None = None
         # True if the callback `_reduced` must still be queued for the end of the backward pass.
         self._ends = False

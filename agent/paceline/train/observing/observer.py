@@ -53,7 +53,6 @@ class Observer:
     def __init__(self) -> None:
         # A forked child is not observed.
         self.pid = os.getpid()
-        # True once observing has ended in this process.
         self.ended = False
         self._recorder: Recorder | None = None
         # The identifier of the thread that trains.
@@ -65,7 +64,6 @@ class Observer:
         self._leading: weakref.ref[torch.optim.Optimizer] | None = None
         self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._in_backward = False
-        # The name of the reported loss.
         self._loss = ""
 
     def end(self, why: Exception | str) -> None:

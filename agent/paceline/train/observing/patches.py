@@ -1,8 +1,4 @@
-"""Patches PyTorch and loggers, so that they report training events to the observer.
-
-`apply` patches DistributedDataParallel, loaders and optimisers. `later` returns the hooks for
-modules that the script imports later: FSDP2, and the loggers wandb, TensorBoard and MLflow, to
-which scripts log their losses.
+"""Patches PyTorch, wandb, TensorBoard and MLflow, so that they report events to the observer.
 
 The module uses some private names of PyTorch, which begin with an underscore; a test fails if a
 version of torch lacks one of them. If a name is missing, the script still trains, but some or all

@@ -109,10 +109,7 @@ class Recorder:
         )
 
     def _hello(self, step: ObservedStep) -> Hello:
-        """Describe the run. Values that only the script knows are estimates or defaults.
-
-        The global batch is estimated from this step, the run's first one.
-        """
+        """Describe the run. Values that only the script knows are estimates or defaults."""
         placement = self._environment.placed(self._world)
         if not placement and self._node:
             placement = [self._node] * self._world

@@ -1,8 +1,4 @@
-"""Starts observing a process. This module imports torch only after the script has imported it.
-
-`sitecustomize` calls `watch` when Python starts. `AfterImport` calls a function as soon as the
-script has imported a module; it never imports torch itself.
-"""
+"""Starts observing a process. This module imports torch only after the script has imported it."""
 
 from __future__ import annotations
 

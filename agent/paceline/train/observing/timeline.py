@@ -92,9 +92,9 @@ class ObservedStep:
     """A step of the script's optimiser. Durations are in seconds.
 
     `data_s` is the wait for the loader. `step_s` is the time from the arrival of the step's batch
-    to the arrival of the next step's batch. `began` and `ended` are the arrival of the batch and
-    the optimiser's step, on the host's monotonic clock. `spans` has three stamps for each part of
-    the step: the start of computing, the start of waiting for other ranks, and the end of waiting.
+    to the arrival of the next step's batch. `began` and `ended` are the times of the batch's
+    arrival and of the optimiser's step, on the host's monotonic clock. `spans` has three stamps for
+    each part of the step: the start of computing, and the start and end of waiting for other ranks.
     """
 
     number: int
@@ -136,9 +136,8 @@ class Timeline:
         # The start of computing, as a stamp of the device and on the host's clock.
         self._since = self._clock.stamp()
         self._since_s = time.perf_counter()
-        # The start of the current wait for other ranks; None if there is none.
+        # The start of the current wait for other ranks.
         self._ready: Any = None
-        # The size of the newest batch from a loader.
         self._fetched = NOTHING
         # True if the step's size includes the batch that is being computed.
         self._counted = False

@@ -41,7 +41,6 @@ class Gathering:
         self._numbers = [0] * world
         # Buffer sizes that were last sent to the ranks.
         self._rooms: list[int] = []
-        # The ledger of the epoch that is planned.
         self.ledger = self.begin(0)
 
     def begin(self, epoch: int) -> StreamLedger:

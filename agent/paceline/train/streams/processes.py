@@ -117,10 +117,7 @@ def _feed(
     ends: threading.Event,
     failed: list[Exception],
 ) -> None:
-    """Put claims into the processes' queue, then a final None for each process.
-
-    If claiming fails, the error is appended to `failed`, and no further claim follows.
-    """
+    """Put claims into the processes' queue, then a final None for each process."""
     while pieces is not None and not ends.is_set():
         try:
             piece = claim(pieces)

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The number that stands for the filler: the sample that a rank computes if it has no samples in a
-# step.
+# The number of the filler sample.
 FILLER = -1
 
 _MAC_BYTES = 32  # of SHA-256
@@ -40,10 +39,8 @@ _SENT_AT_ONCE = 64
 # Maximum number of seconds before a sample is reported, unless reading the next sample takes
 # longer.
 _SEND_S = 0.05
-# Seconds between two checks whether the leader has enlarged the buffer.
 _POLL_S = 0.05
 _JOIN_S = 2.0
-# Options of a DataLoader that concern reading in processes.
 _READERS = {*OPTIONS, "persistent_workers"}
 
 
@@ -77,9 +74,7 @@ class StreamReader(Feature):
         self._pass: threading.Event | None = None
         self._thread: threading.Thread | None = None
         self._smallest: tuple[float, Any] | None = None
-        # True once a warning was logged that a shard's order varies.
         self._warned = False
-        # Options of the processes that read, if there are any.
         self.options: dict[str, Any] = {}
 
     def reads(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -319,10 +314,7 @@ def signed(pickled: bytes, key: bytes) -> bytes:
 
 
 def opened(word: bytes, key: bytes) -> bytes:
-    """Check the MAC and return the pickle.
-
-    Raise a PacelineError if no rank of this session wrote the pickle.
-    """
+    """Return the pickle; raise a PacelineError if no rank of this session wrote it."""
     mac, pickled = word[:_MAC_BYTES], word[_MAC_BYTES:]
     if not hmac.compare_digest(mac, _mac(pickled, key)):
         raise PacelineError(

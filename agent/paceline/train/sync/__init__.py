@@ -1,7 +1,6 @@
 """Relaxed synchronisation, which replaces the all-reduce in DDP for a segment.
 
-The plan has the synchronisation's name and parameters. `SyncGate` calls `make` for each segment
-with a relaxed synchronisation.
+`SyncGate` calls `make` for each segment with a relaxed synchronisation.
 """
 
 from __future__ import annotations

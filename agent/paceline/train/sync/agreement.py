@@ -97,7 +97,7 @@ class LoopAgreement:
         return "rank 0 has ended"
 
     def _poll_steps(self, step: int, raised: bool) -> Iterator[list[int | None]]:
-        """Yield the ranks' steps repeatedly; raise if for too long no rank steps or leaves."""
+        """Yield the ranks' steps repeatedly; raise if no rank steps or leaves for too long."""
         patience_s = self._ranks.timeout.total_seconds()
         if raised:
             patience_s = min(patience_s, max(_NO_PROGRESS_S, 10 * self._took_s))
@@ -122,10 +122,7 @@ class LoopAgreement:
         raise PacelineError(why)
 
     def tell(self, step: int, why: str) -> None:
-        """Announce that this rank leaves its loop in a step, so that ranks that wait for it fail.
-
-        Do not wait for other ranks.
-        """
+        """Announce that this rank leaves its loop in a step, so that ranks waiting for it fail."""
         # The store may have ended with rank 0.
         with contextlib.suppress(RuntimeError):
             self._count(step)
@@ -133,7 +130,6 @@ class LoopAgreement:
             self._store.compare_set(self._key("all"), "", word)
 
     def _count(self, step: int) -> int:
-        """Record that this rank left in a step; return the number of ranks that have left."""
         self._store.set(self._key(str(self._ranks.rank)), str(step))
         return int(self._store.add(self._key("count"), 1))
 

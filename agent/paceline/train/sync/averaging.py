@@ -59,7 +59,6 @@ class AveragingSync:
         self._samples = 0
         # The newest iteration of the script's loop in which the optimiser stepped.
         self._stepped: LocalStep | None = None
-        # Number of averages of replicas that took effect so far.
         self._means = 0
         # The mean in flight, if there is one, and the number of means that have been in flight.
         self._flight: _Flight | None = None

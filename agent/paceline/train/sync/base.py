@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-# Maximum number of divisions of the ranks into groups whose process groups are kept for reuse.
+# For at most this many divisions of the ranks into groups, process groups are kept for reuse.
 _KEPT_DIVISIONS = 4
 
 if TYPE_CHECKING:
@@ -58,10 +58,7 @@ class Ranks:
         return made
 
     def among(self, groups: Sequence[Sequence[int]]) -> Ranks:
-        """Return this rank's group, in which ranks count from 0. Collective.
-
-        `groups` has the ranks of each group.
-        """
+        """Return this rank's group, in which ranks count from 0. Collective."""
         mine = next(group for group in groups if self.rank in group)
         if (name := str(groups)) not in self.groups:
             parts = [key for key in self.groups if key]
@@ -117,8 +114,7 @@ OnRound = Callable[[Round], None]
 class Channel:
     """Process groups, store and keys with which ranks exchange vectors in one segment.
 
-    All keys in the store start with `prefix`, which is new for each segment. `on_round` is called
-    with each round.
+    All keys in the store start with `prefix`, which is new for each segment.
     """
 
     ranks: Ranks

@@ -3,15 +3,12 @@
 The methods depend on Python's internals, and have limits:
 
 - **Optimisers and gradient scalers** are searched for if `session.optimizer` was not called, or was
-  called without a scaler. A search asks the garbage collector for every living object of the class
-  in the whole process. A dropped object may live until Python collects it, so a second search
-  follows a collection. An optimiser or an enabled scaler that the script keeps but never uses is
-  found, too: then there are two candidates, and gradients are still all-reduced. If a framework's
-  wrapper is no subclass of torch's class, a search finds only the torch object inside it. A search
-  visits all objects that the collector tracks, which takes some tenths of a second in a large
-  process. Searches happen when relaxed synchronisation should take effect, again after the
-  optimiser's first step if the synchronisation waited for that step, and when the all-reduce is
-  restored.
+  called without a scaler. A search visits all objects that the garbage collector tracks, which
+  takes some tenths of a second in a large process. A dropped object may live until Python collects
+  it, so a second search follows a collection. An optimiser or an enabled scaler that the script
+  keeps but never uses is found, too: then there are two candidates, and gradients are still
+  all-reduced. If a framework's wrapper is no subclass of torch's class, a search finds only the
+  torch object inside it.
 - **Whether an exception ends the loop over the loader**: Python closes a loop's iterator in the
   same way after a ``break`` and after an exception. Only CPython shows the difference: a traceback
   that points at the loop's frame exists only after an exception. If the loop itself is in a

@@ -1,9 +1,8 @@
 """The gate between training and a segment's synchronisation: all-reduce in DDP, or a relaxed one.
 
 Relaxed synchronisation takes effect when the optimiser steps: a hook takes the rank's own gradient
-out of ``.grad`` and applies the gradients that have arrived, if any. So scripts need no change. The
-training loop calls the gate at each step's start and end; the gate never steps an optimiser under
-the all-reduce.
+out of ``.grad`` and applies the gradients that have arrived, if any. So scripts need no change.
+Under the all-reduce, the gate never steps an optimiser.
 """
 
 from __future__ import annotations
@@ -98,19 +97,15 @@ class SyncGate:
         self._rank, self._seed = rank, seed
         # The session's wrapped models; `Session.wrap` appends to the list.
         self.models: list[sharded.Wrapped] = []
-        # Called with finished rounds, on a rank that reports them.
         self.on_round: OnRound | None = None
         self.outer = Outer()
         self._unwrapped = UnwrappedModels(current, self.models, store, rank)
         self._script = ScriptOptimiser()
-        # Decides whether the script suits relaxed synchronisation, and reports fallbacks to the
-        # all-reduce.
         self.suitability = Suitability(self._script, self.models)
         # The newest step of this epoch that has begun; None before the first one.
         self._step: LocalStep | None = None
         # The current synchronisation if it is relaxed; None under the all-reduce.
         self.relaxed: GradientSync | None = None
-        # True if ranks may have different loss scales.
         self._scales_differ = False
         self._scales = Scales(self._script)
         # True if the optimiser stepped before the step's last micro-batch, which has no effect.
@@ -127,7 +122,7 @@ class SyncGate:
         self._body: LocalStep | None = None
         # True if all ranks left the loop after the same step.
         self._left = False
-        # The reason why this rank cannot continue; None: it can.
+        # The reason why this rank cannot continue.
         self._failure: str | None = None
         # True during an exchange with other ranks, in which the gate itself may step the optimiser.
         self._in_gate = False
@@ -250,10 +245,7 @@ class SyncGate:
         return self.relaxed is not None and step.pooled
 
     def end_step(self, step: LocalStep) -> None:
-        """End a step of the plan, in which this rank had any number of batches.
-
-        After a segment's last step, all ranks synchronise.
-        """
+        """End a step of the plan, in which this rank had any number of batches."""
         if self.relaxed is None:
             return
         if step.epoch_end and self.pools(step):
@@ -292,7 +284,6 @@ class SyncGate:
         if self._ranks_made is not None:
             self._ranks_made.close()
         self.relaxed = self._ranks_made = self._agreement = None
-        # Release the optimiser and the store.
         self._script = ScriptOptimiser()
         self._scales = Scales(self._script)
         self.suitability = Suitability(self._script, self.models)
@@ -448,7 +439,6 @@ class SyncGate:
 
 
 def _closure(args: Any, kwargs: Any) -> Any:
-    """Return the closure that was passed to an optimiser's step; None if there is none."""
     # args[0] is the optimiser. Accelerate passes None as the closure.
     return args[1] if len(args) > 1 else kwargs.get("closure")
 

@@ -19,9 +19,8 @@ class Gradient:
     """A rank's gradient for one update.
 
     `vector` has the weighted gradient, followed by other numbers that are summed over ranks; see
-    `Flat`. `samples` is the number of samples. If `arrive` is None, the gradient is in the vector
-    already, and `copied_s` is the copying time in seconds. If the copy is still under way, `arrive`
-    waits for it and returns the copying time in seconds.
+    `Flat`. If `arrive` is None, the gradient is in the vector already, and `copied_s` is the
+    copying time in seconds. Otherwise `arrive` waits for the copy and returns this time.
     """
 
     vector: torch.Tensor
@@ -61,7 +60,7 @@ class Flat:
         """Return the gradients in ``.grad``, multiplied by `factor`, as one contributor's vector.
 
         If all gradients are on one GPU, they are copied while the GPU continues to compute. The sum
-        of `weight` over all ranks is 1. `samples` is the number of samples of the gradients.
+        of `weight` over all ranks is 1.
         """
         used = self._ends[-1]
         grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
@@ -183,7 +182,7 @@ class _Setting:
 
 
 def _settings(optimiser: torch.optim.Optimizer) -> list[_Setting]:
-    """Return the numbers of an optimiser that a schedule may change.
+    """Return the optimiser's settings.
 
     Integers are left out, because they are counters or select a variant, except for integer
     learning rates.

@@ -98,7 +98,6 @@ class HierarchicalSync(PartialSync):
         every: int | None,
     ) -> None:
         group, first = channel.ranks, joined(replica.parameters)
-        # The sum of all applied corrections.
         self._corrections = torch.zeros_like(first)
         self._pushes = group.rank == 0
         # The value of `own` at the latest push.

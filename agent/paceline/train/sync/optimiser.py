@@ -20,8 +20,7 @@ from paceline.train.sync.base import no_gradient
 class ScriptOptimiser:
     """The optimiser that trains the wrapped models, if it is known. Not thread-safe.
 
-    `choose` is called when relaxed synchronisation takes effect: it selects the optimiser that
-    `chosen` returns until the next call. `trains` is called before each step of any optimiser.
+    `choose` selects the optimiser that `chosen` returns until the next call of `choose`.
     """
 
     def __init__(self) -> None:

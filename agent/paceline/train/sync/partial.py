@@ -42,7 +42,6 @@ class PartialSync:
         self._weights: list[float] = []
         # The newest iteration whose samples are in `_samples`.
         self._counted: LocalStep | None = None
-        # The newest iteration that offered a gradient.
         self._offered: LocalStep | None = None
 
     def stepping(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> None:

@@ -188,10 +188,7 @@ class SharedBatches:
             self._spans.clear()
 
     def _leaves(self) -> bool:
-        """Leave this rank's batches to other ranks if they finish sooner.
-
-        Return True if this rank leaves its batches.
-        """
+        """Leave this rank's batches to others if they finish sooner; return whether it does so."""
         if self._mine is not None and self._mine.queue.stance is Stance.LEAVES:
             return True
         if pool.is_due(self._clock() - self._worked_at, self._pace.batch_s):
@@ -211,10 +208,7 @@ class SharedBatches:
         return False
 
     def _stops(self, mine: RankQueue) -> bool:
-        """Stop taking over batches, and return True.
-
-        If batches remain that no other rank would take over, do not stop, and return False.
-        """
+        """Stop if no batch is left, or if other ranks will take them; return whether it stops."""
         if mine.stance is Stance.LEAVES:
             return True
         self._change(RankQueue.stop)
@@ -258,10 +252,7 @@ class SharedBatches:
         return entries
 
     def _rank_queues(self, entries: list[_Entry]) -> list[RankQueue]:
-        """Return the ranks' queues.
-
-        If a queue has no time per batch yet, it gets the time that its rank reported last.
-        """
+        """Return the ranks' queues; a queue without a time per batch gets its rank's last one."""
         rank_queues = [entry.queue for entry in entries]
         for rank, queue in enumerate(rank_queues):
             self._paces[rank] = queue.batch_s or self._paces[rank]

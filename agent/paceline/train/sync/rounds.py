@@ -4,10 +4,9 @@ The protocol is `paceline.core.rounds`. This module adds threads, the store and 
 
 Each rank has a communication thread. The thread waits for a round to be called, contributes the
 rank's pending gradients, and keeps the sum until the training thread takes it. Meanwhile the rank
-continues to compute. All ranks get the same sums in the same order. `RoundCalls` calls a round by
-setting the round's key in the ranks' store. `RoundVector` is the layout of the vector that a round
-reduces. The vector also has counts and the ranks' progress (`RoundOutcome`), so that all ranks get
-the same progress with the same sum.
+continues to compute. All ranks get the same sums in the same order. The vector that a round reduces
+also has counts and the ranks' progress (`RoundOutcome`), so that all ranks get the same progress
+with the same sum.
 """
 
 from __future__ import annotations
@@ -59,11 +58,10 @@ class Rounds:
     """Participation of one rank in the rounds of a segment.
 
     The thread that trains calls `offer`, `take` and `finish`. They raise a PacelineError if a rank
-    has left or was silent for too long; the message names this rank. Sums are returned in the order
-    of rounds. A slow rank keeps the sums that its training thread has not taken yet. No other
-    object may use the ranks' process group, because two threads that use one group get wrong sums.
-    The channel's `on_round` is called in the communication thread. `extra` is the length of the
-    vector that rank 0 may `give`.
+    has left or was silent for too long; the message names this rank. No other object may use the
+    ranks' process group, because two threads that use one group get wrong sums. The channel's
+    `on_round` is called in the communication thread. `extra` is the length of the vector that rank
+    0 may `give`.
     """
 
     def __init__(
@@ -79,11 +77,10 @@ class Rounds:
         self._changed = threading.Condition()
         self._progress = RoundProgress(ranks.world, call, drift)
         self._member = Member[torch.Tensor](ranks.rank, self._progress)
-        # Sums that the training thread has not taken.
         self._sums: list[Sum] = []
         # Seconds that copying the pending gradients took.
         self._copied_s = 0.0
-        # On rank 0, the vector that all ranks get with the next round; None: there is none.
+        # On rank 0, the vector that all ranks get with the next round.
         self._given: torch.Tensor | None = None
         self._error: BaseException | None = None
         self._copier: ThreadPoolExecutor | None = None

@@ -17,7 +17,6 @@ from paceline.train.sync.optimiser import ScriptOptimiser
 
 logger = logging.getLogger(__name__)
 
-# Maximum number of ranks listed in a message.
 _NAMED = 8
 # Number of steps under the all-reduce after which rank 0 warns that no optimiser has stepped.
 _PATIENCE = 100
@@ -50,8 +49,7 @@ class Suitability:
     If a script does not suit relaxed synchronisation, training continues under the all-reduce: no
     policy may end a training, neither the run's first one nor one that an operator switches to. How
     a script steps its optimiser is known only after its first step, so gradients are all-reduced
-    until then. The reason for the all-reduce is reported once for each segment. If the reason is
-    that the optimiser has not stepped, it is reported only after many steps.
+    until then.
     """
 
     def __init__(self, script: ScriptOptimiser, models: Models) -> None:
@@ -62,9 +60,8 @@ class Suitability:
         # The reason to report; empty if there is no reason, or if the optimiser has not stepped yet
         # but only few steps have passed.
         self._fallback = ""
-        # Function that reports a fallback; None: this rank does not report fallbacks.
+        # None: this rank does not report fallbacks.
         self.on_fallback: OnFallback | None = None
-        # The newest segment whose fallback was reported.
         self._reported: int | None = None
 
     def ask(self, name: str, ranks: Ranks) -> None:
