@@ -319,7 +319,7 @@ def _peak_mib(pid: int) -> float:
 
 def measure(store: Store, bus_url: str, quick: bool) -> dict[str, float]:
     """Return all figures of one database."""
-    rows, repeats, duration_s = (80_000, 2, 4.0) if quick else (480_000, 3, 20.0)
+    rows, repeats, duration_s = (240_000, 3, 4.0) if quick else (480_000, 5, 20.0)
     ways = {
         "ours": partial(ingest_rows, store, bus_url, rows, 50),
         "raw": partial(raw_rows, store, bus_url, rows, 50),
