@@ -23,10 +23,10 @@ from harness import Check, finish, parser
 from peers import PEERS, Peer, Steps
 from virtual import Floats, train
 
+from paceline import policies
 from paceline.core.cost import Cost, Features, features
 from paceline.core.emulation import Emulation
 from paceline.wire import Hello
-from paceline_backend import policies
 from paceline_backend.simulator import Simulation
 from paceline_backend.simulator.scenario import hello_of
 from paceline_backend.simulator.sizes import Sizes

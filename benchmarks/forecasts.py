@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from harness import Check, finish, parser, percent
 
+from paceline import policies
 from paceline.core.cost import Features
 from paceline.wire import ALLREDUCE
-from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import FORECAST_STEPS
 from paceline_backend.insight.whatif.forecast import of_state

@@ -16,7 +16,7 @@ import numpy as np
 from harness import Check, finish, parser
 from virtual import Trained, train
 
-from paceline_backend import policies
+from paceline import policies
 from paceline_backend.simulator import Scenario, Simulation
 
 # Preset and parameters.

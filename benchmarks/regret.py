@@ -21,7 +21,7 @@ import numpy as np
 from forecasts import measured, scenarios, simulation_of
 from harness import Check, finish, parser
 
-from paceline_backend import policies
+from paceline import policies
 from paceline_backend.control.advice import NextLook
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import FORECAST_STEPS, Forecast, label

@@ -30,16 +30,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from tasks import Task, task_of
 from trainings import RATE, WARM, Trained, Work, train
 
+from paceline import policies
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
 from paceline.core.pool import is_pooled
 from paceline.node.spool import drain
+from paceline.planning.offer import segment_steps
+from paceline.policies.base import Feedback, Floats
 from paceline.wire import ALLREDUCE, TELEMETRY, RoundBatch, RoundRecord, RunState, State, decode
 from paceline.wire.bus import connect, publish
 from paceline.wire.synchronisation import Hierarchical, Partial, Synchronisation
-from paceline_backend import policies
-from paceline_backend.planning.offer import segment_steps
-from paceline_backend.policies.base import Feedback, Floats
 from paceline_backend.server.stack import Stack
 from support.ranks import Ranks
 

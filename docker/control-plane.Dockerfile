@@ -17,7 +17,7 @@ RUN /opt/paceline/bin/pip install --no-cache-dir -c constraints.txt ".[server]"
 # Compile the kernels into the package's folder, which the runtime can only read. They are code for
 # any processor of this architecture: code for the builder's own would not be used on another.
 ENV NUMBA_CPU_NAME=generic
-RUN /opt/paceline/bin/python -c "from paceline_backend import policies; policies.warm_up()"
+RUN /opt/paceline/bin/python -c "from paceline import policies; policies.warm_up()"
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /opt/paceline /opt/paceline

@@ -51,7 +51,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     fi
     # Otherwise the first servers compile them: no plan comes for ten seconds, or minutes on a busy machine.
     say "compiling the policies' kernels"
-    .venv/bin/python -c 'from paceline_backend import policies; policies.warm_up()'
+    .venv/bin/python -c 'from paceline import policies; policies.warm_up()'
     echo "$want" > "$stamp"
 fi
 

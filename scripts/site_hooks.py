@@ -46,7 +46,7 @@ LIBRARY = (
     "paceline.connect",
     "paceline.client",
 )
-POLICIES = ("paceline_backend.policies.base", "paceline_backend.policies.values")
+POLICIES = ("paceline.policies.base", "paceline.policies.values")
 
 _LINK = re.compile(
     r"(?P<before>\]\(|\b(?:src|srcset|href)=\")(?P<path>[^)\s\"#:]+)(?P<rest>[#)\"])"

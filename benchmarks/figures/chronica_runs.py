@@ -13,9 +13,9 @@ from papers import SYSTEMS, TABLE_4, TABLE_5, calibrated, scenario
 from figures.recorded import results
 from figures.row import Chart, Line, Measured
 from figures.simulated import Floats, Run, run, with_devices, with_sizes
-from paceline_backend.policies import Feedback, Models, Problem
-from paceline_backend.policies.predict.linear import PerSamplePredictor
-from paceline_backend.policies.presets.chronica import (
+from paceline.policies import Feedback, Models, Problem
+from paceline.policies.predict.linear import PerSamplePredictor
+from paceline.policies.presets.chronica import (
     ChronicaShuffler,
     PaperScheduler,
 )

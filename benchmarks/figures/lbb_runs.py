@@ -14,8 +14,8 @@ from figures.learning import NETWORKS, by_samples, learn
 from figures.recorded import mean, results, trainings
 from figures.row import Chart, Line, Measured
 from figures.simulated import Run, run, trained, with_devices, with_sizes
-from paceline_backend import policies
-from paceline_backend.policies.presets.lbb import Cubic, fit_profile
+from paceline import policies
+from paceline.policies.presets.lbb import Cubic, fit_profile
 from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.simulator.scenario import Communication
 

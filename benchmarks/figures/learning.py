@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from figures.simulated import Floats, Ints, Run
-from paceline_backend.policies.presets.chronica import compensate
+from paceline.policies.presets.chronica import compensate
 
 # Standard deviation of a frame's noise. That of a pixel is 1.
 NOISE = 0.7

@@ -13,9 +13,9 @@ from figures.row import Chart, Line, Measured
 from figures.simulated import Run, run
 from paceline.core.cost import Cost
 from paceline.core.rounds import Drift
+from paceline.policies.presets.rna_hierarchical import groups
 from paceline.wire import ALLREDUCE
 from paceline.wire.synchronisation import convert
-from paceline_backend.policies.presets.rna_hierarchical import groups
 from paceline_backend.simulator import Scenario
 from paceline_backend.simulator.scenario import Communication, Devices
 from paceline_backend.simulator.sizes import Sizes

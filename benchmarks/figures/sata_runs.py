@@ -12,7 +12,7 @@ from figures.learning import by_samples, learn
 from figures.recorded import mean, trainings
 from figures.row import Chart, Line, Measured
 from figures.simulated import Run, labelled, run, trained, with_devices, with_sizes
-from paceline_backend.policies.presets.sata import reweighted
+from paceline.policies.presets.sata import reweighted
 from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.simulator.scenario import Change
 

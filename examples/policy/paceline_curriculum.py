@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from paceline_backend.policies import (
+from paceline.policies import (
     Assignment,
     KeepPlacement,
     Models,
@@ -21,7 +21,7 @@ from paceline_backend.policies import (
     Preset,
     Problem,
 )
-from paceline_backend.policies.predict.linear import LinearPredictor
+from paceline.policies.predict.linear import LinearPredictor
 
 Ints = npt.NDArray[np.int64]
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline_backend import policies
-from paceline_backend.policies import Parameters, Policy, Preset
-from paceline_backend.policies.predict.estimators import EstimatorPredictor
+from paceline import policies
+from paceline.policies import Parameters, Policy, Preset
+from paceline.policies.predict.estimators import EstimatorPredictor
 
 Floats = npt.NDArray[np.float64]
 

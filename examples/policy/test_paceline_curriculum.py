@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from paceline_curriculum import Curriculum, preset
 
-from paceline_backend.policies import Models, Problem
+from paceline.policies import Models, Problem
 from paceline_backend.testing import check_policy
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from paceline_median_rate import MedianRate, preset
 
-from paceline_backend.policies import Feedback
-from paceline_backend.policies.predict.estimators import REGRESSORS, EstimatorPredictor
+from paceline.policies import Feedback
+from paceline.policies.predict.estimators import REGRESSORS, EstimatorPredictor
 from paceline_backend.testing import check_policy
 
 

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from playwright.sync_api import Page, expect
 
-from paceline_backend import policies
+from paceline import policies
 from paceline_backend.store import Store, runs, switches
 from paceline_backend.store import schema as tables
 from support.pages import (

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline import policies
 from paceline.core.pool import is_pooled
+from paceline.policies import Feedback
 from paceline.wire import SYNC_NAMES
-from paceline_backend import policies
-from paceline_backend.policies import Feedback
 from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store, runs
 from paceline_backend.store import segments as segments_store

@@ -109,7 +109,7 @@ def test_what_only_some_plans_and_pages_need_is_not_imported_at_the_start() -> N
     code = (
         "import sys\n"
         "import paceline_dashboard\n"
-        "from paceline_backend import policies\n"
+        "from paceline import policies\n"
         "from paceline_backend.api import web\n"
         "from paceline_backend.control import worker\n"
         "policies.names()\n"

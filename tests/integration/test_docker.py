@@ -47,7 +47,7 @@ dist.destroy_process_group()
 KERNELS = """
 import gc
 from numba.core.dispatcher import Dispatcher
-from paceline_backend import policies
+from paceline import policies
 policies.warm_up()
 kernels = [each for each in gc.get_objects() if isinstance(each, Dispatcher)]
 compiled = [each.py_func.__qualname__ for each in kernels if each.stats.cache_misses]

@@ -17,7 +17,7 @@ import json
 import numpy as np
 from paceline.core.emulation import Emulation
 from paceline.wire import Hello
-from paceline_backend import policies
+from paceline import policies
 from paceline_backend.simulator import Simulation
 
 sizes = np.random.default_rng(0).permutation(np.arange(1.0, 257.0))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 KERNEL = """
-from paceline_backend.policies.jit import compiled
+from paceline.policies.jit import compiled
 
 @compiled
 def twice(number):

@@ -22,11 +22,11 @@ BROKEN = {
     "backend/paceline_backend/api/monitoring.py": "paceline_backend.control.ingest",
     "backend/paceline_backend/control/ingest.py": "paceline_backend.api.monitoring",
     "backend/paceline_backend/insight/report.py": "sqlalchemy",
-    "backend/paceline_backend/planning/history.py": "paceline.train.plan.leader",
-    "backend/paceline_backend/policies/base.py": "paceline_backend.store.runs",
-    "backend/paceline_backend/policies/solve/minmax.py": "paceline_backend.simulator.sizes",
+    "agent/paceline/planning/history.py": "paceline.train.plan.leader",
+    "agent/paceline/policies/base.py": "paceline_backend.store.runs",
+    "agent/paceline/policies/solve/minmax.py": "paceline_backend.simulator.sizes",
     "backend/paceline_backend/server/settings.py": "paceline_backend.store.runs",
-    "backend/paceline_backend/store/meta.py": "paceline_backend.policies.base",
+    "backend/paceline_backend/store/meta.py": "paceline.policies.base",
     "backend/paceline_backend/api/models.py": "paceline_dashboard.columns",
 }
 

@@ -15,8 +15,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
+from paceline import policies
 from paceline.wire import ALLREDUCE
-from paceline_backend import policies
 from paceline_backend.insight.replay import ReplayReport, replay
 from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store, runs

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import features
+from paceline.planning.feedback import COLUMNS, Window
+from paceline.policies import Feedback, Policy, Problem, plan
 from paceline.wire import Plan
-from paceline_backend.planning.feedback import COLUMNS, Window
-from paceline_backend.policies import Feedback, Policy, Problem, plan
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline import policies
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
 from paceline.wire import ALLREDUCE, Adopted, Hello, RoundBatch, StepBatch, StepRecord
-from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import (
     FORECAST_STEPS,

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import paceline
+from paceline import policies
 from paceline.core.errors import PacelineError
+from paceline.policies import Feedback, Problem
 from paceline.train.ddp import CurrentStep
 from paceline.train.fsdp.model import WeightedFSDP
 from paceline.train.plan.leader import Leader
 from paceline.wire import ALLREDUCE, Plan
 from paceline.wire.synchronisation import Synchronisation
-from paceline_backend import policies
-from paceline_backend.policies import Feedback, Problem
 from support import gradients
 from support.gradients import FILLER, WIDTH, difference, loss_of
 from support.relaxing import planned

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from paceline import policies
+from paceline.planning.feedback import Window
+from paceline.planning.history import History
+from paceline.planning.offer import offer
 from paceline.train.plan.homes import Homes
 from paceline.wire import NOWHERE, Hello, Plan, Shards
-from paceline_backend import policies
-from paceline_backend.planning.feedback import Window
-from paceline_backend.planning.history import History
-from paceline_backend.planning.offer import offer
 from support.records import hello, record
 
 Ints = npt.NDArray[np.int64]

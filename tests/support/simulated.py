@@ -9,8 +9,8 @@ import numpy as np
 
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
+from paceline.policies.base import Feedback, Floats, Ints, Policy
 from paceline.wire import Hello
-from paceline_backend.policies.base import Feedback, Floats, Ints, Policy
 from paceline_backend.simulator import Simulation, TrainedSegment
 from support.records import hello
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline_backend import policies
+from paceline import policies
 from paceline_backend.insight.verdict import ObservedSteps
 from paceline_backend.simulator import Scenario, Simulation
 

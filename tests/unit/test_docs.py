@@ -18,8 +18,7 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, RootModel
 
-from paceline import cli
-from paceline_backend import policies
+from paceline import cli, policies
 from paceline_backend.api import (
     admin,
     alerts,
@@ -126,7 +125,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 
 _MADE = (  # by readers: of read-the-code.md, and with a GPU
-    "backend/paceline_backend/policies/presets/lpt.py",
+    "agent/paceline/policies/presets/lpt.py",
     "tests/unit/policies/presets/test_lpt.py",
     "benchmarks/results/gpu.json",
 )

@@ -12,16 +12,16 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, Field
 
+from paceline import policies
 from paceline.core.version import __version__
+from paceline.policies import Changes
 from paceline.wire import PROTOCOL_VERSION
 from paceline.wire.bus import connect, without_password
-from paceline_backend import policies
 from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.api.identity import identity_of
 from paceline_backend.api.preconditions import requester_of
 from paceline_backend.api.rules import ADMIN, OPERATOR, VIEWER, allow
 from paceline_backend.api.state import bus_url, settings_of, store_of
-from paceline_backend.policies import Changes
 from paceline_backend.requests import rejected
 
 router = APIRouter()

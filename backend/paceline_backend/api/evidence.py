@@ -21,6 +21,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
+from paceline.policies.base import Floats, Ints
 from paceline.wire import ENDED
 from paceline.wire.asking import Dumps, DumpStacks, ReadStacks, Stacks, StackTrace
 from paceline_backend.api.asking import AskedNode, LogHolder, ask, holders, missing, refusal
@@ -34,7 +35,6 @@ from paceline_backend.insight.attribution import CAUSES, Attribution, attribute,
 from paceline_backend.insight.costs import SIMULATED
 from paceline_backend.insight.verdict import SlowNode, TimeLoss, Verdict, slow_node, throttled
 from paceline_backend.insight.whatif.answer import Saving
-from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.requests import ConflictError, InvalidRequestError
 from paceline_backend.requests.asking import Asker
 from paceline_backend.store import Store, attempts, reads, runs

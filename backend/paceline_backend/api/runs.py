@@ -18,8 +18,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
+from paceline import policies
+from paceline.policies.streams import problem_of
 from paceline.wire import State
-from paceline_backend import backends, policies, requests
+from paceline_backend import backends, requests
 from paceline_backend.api.errors import RUN_REFUSALS, documented
 from paceline_backend.api.models import (
     ChangeRequest,
@@ -40,7 +42,6 @@ from paceline_backend.api.queries import Page, moment
 from paceline_backend.api.rules import OPERATOR, VIEWER
 from paceline_backend.api.state import bus_url, settings_of, store_of
 from paceline_backend.insight import costs
-from paceline_backend.policies.streams import problem_of
 from paceline_backend.store import Store, attempts, switches
 from paceline_backend.store import runs as runs_store
 from paceline_backend.store.audit import RequestedChange

@@ -15,14 +15,14 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 
-from paceline_backend import policies
+from paceline import policies
+from paceline.policies import Predictor
 from paceline_backend.api.errors import RUN_REFUSALS
 from paceline_backend.api.queries import Points, Ranks, Since, StepRange, Steps, Until, ranks_of
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.state import reused_of, store_of
 from paceline_backend.insight import workers
 from paceline_backend.insight.report import round_words
-from paceline_backend.policies import Predictor
 from paceline_backend.requests import InvalidRequestError
 from paceline_backend.store import choices, coverage, reads, rounds, switches
 from paceline_backend.store import runs as runs_store

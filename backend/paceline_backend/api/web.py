@@ -14,7 +14,7 @@ from types import FrameType
 
 import uvicorn
 
-from paceline_backend import policies
+from paceline import policies
 from paceline_backend.api.app import create_app
 from paceline_backend.server import tracing
 from paceline_backend.server.settings import Settings

@@ -16,7 +16,12 @@ from typing import Any
 
 import redis
 
+from paceline import policies
 from paceline.core.outage import Outage
+from paceline.planning.feedback import Window
+from paceline.planning.history import AHEAD, History
+from paceline.planning.offer import offer
+from paceline.policies import Policy, Shuffle
 from paceline.wire import (
     CONTROL_LENGTH,
     ENDED,
@@ -33,17 +38,12 @@ from paceline.wire import (
     live,
 )
 from paceline.wire.bus import connect, publish
-from paceline_backend import policies
 from paceline_backend.control.leases import Lease
 from paceline_backend.control.turns import Turns
-from paceline_backend.planning.feedback import Window
-from paceline_backend.planning.history import AHEAD, History
-from paceline_backend.planning.load import load
-from paceline_backend.planning.offer import offer
-from paceline_backend.policies import Policy, Shuffle
 from paceline_backend.server import tracing
 from paceline_backend.server.keys import Keys
 from paceline_backend.store import Store, StoreUnavailableError, meta, runs, switches
+from paceline_backend.store.planning import load
 
 logger = logging.getLogger(__name__)
 

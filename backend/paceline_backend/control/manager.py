@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline_backend import backends, policies
+from paceline import policies
+from paceline_backend import backends
 from paceline_backend.control import leases
 from paceline_backend.control.controller import Controller
 from paceline_backend.control.leases import Lease

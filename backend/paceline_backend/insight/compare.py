@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import InputError
+from paceline.policies.base import Floats
 from paceline_backend.insight import quality
 from paceline_backend.insight.costs import SIMULATED
 from paceline_backend.insight.effects import FEWEST_STEPS
 from paceline_backend.insight.report import WARMUP_STEPS
-from paceline_backend.policies.base import Floats
 from paceline_backend.server.prices import Price
 from paceline_backend.store import Connection, Store, attempts, records, runs, switches
 from paceline_backend.store.history import days

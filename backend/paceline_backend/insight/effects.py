@@ -16,10 +16,10 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from paceline_backend import policies
+from paceline import policies
+from paceline.policies.base import Floats
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import Forecast, PolicyInForce, PresetForecast, kept
-from paceline_backend.policies.base import Floats
 from paceline_backend.store import Connection, Store, attempts, records, runs, switches
 from paceline_backend.store.outcomes import effects as kept_effects
 from paceline_backend.store.outcomes import forecasts

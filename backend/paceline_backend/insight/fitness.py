@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
+from paceline import policies
 from paceline.core.batch_limits.devices import capacities
 from paceline.core.cost import features
 from paceline.core.dealing import dealt
 from paceline.core.emulation import Emulation
+from paceline.policies import Models, Policy
+from paceline.policies.base import Criteria, Floats, Ints
+from paceline.policies.solve import counts as counted
 from paceline.wire import RankDevice
-from paceline_backend import policies
-from paceline_backend.policies import Models, Policy
-from paceline_backend.policies.base import Criteria, Floats, Ints
-from paceline_backend.policies.solve import counts as counted
 from paceline_backend.simulator import Simulation
 from paceline_backend.simulator.scenario import hello_of
 

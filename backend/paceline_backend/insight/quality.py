@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from paceline_backend import policies
+from paceline import policies
 from paceline_backend.store import Connection, Store, attempts, records, runs, switches
 from paceline_backend.store.quality import evaluations
 from paceline_backend.store.quality.evaluations import Evaluated

@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
+from paceline import policies
+from paceline.planning.feedback import COLUMNS, feedback_of, single_batches
+from paceline.planning.history import History
+from paceline.policies import Feedback
+from paceline.policies.base import Policy
+from paceline.policies.streams import plan_stream
 from paceline.wire import Hello, Paces, Plan
-from paceline_backend import policies
-from paceline_backend.planning.feedback import COLUMNS, feedback_of, single_batches
-from paceline_backend.planning.history import History
-from paceline_backend.policies import Feedback
-from paceline_backend.policies.base import Policy
-from paceline_backend.policies.streams import plan_stream
 from paceline_backend.store import Connection, Store, records, runs, segments, switches
 
 # Fields of a plan that are compared, for a stream and for other data. For a stream, most fields are

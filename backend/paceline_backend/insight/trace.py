@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from paceline.policies.base import Floats
 from paceline_backend.insight import verdict as verdicts
 from paceline_backend.insight.verdict import Verdict
-from paceline_backend.policies.base import Floats
 from paceline_backend.store import Store, attempts, records, rounds, runs, switches
 from paceline_backend.store.reads import Range
 from paceline_backend.store.switches import Switch

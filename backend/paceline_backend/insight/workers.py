@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import SUM
-from paceline_backend.planning.feedback import without_recompiles
-from paceline_backend.policies import Feedback, Models, Predictor
-from paceline_backend.policies.predict.estimators import EstimatorPredictor
-from paceline_backend.policies.predict.linear import LinearPredictor
+from paceline.planning.feedback import without_recompiles
+from paceline.policies import Feedback, Models, Predictor
+from paceline.policies.predict.estimators import EstimatorPredictor
+from paceline.policies.predict.linear import LinearPredictor
 from paceline_backend.store import Connection, attempts, records
 
 Floats = npt.NDArray[np.float64]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paceline import policies
 from paceline.core import driver
 from paceline.core.errors import PacelineError
+from paceline.policies import streams
 from paceline.wire import OBSERVED, defects
-from paceline_backend import backends, policies
-from paceline_backend.policies import streams
+from paceline_backend import backends
 from paceline_backend.store.new_runs import NewRun
 
 

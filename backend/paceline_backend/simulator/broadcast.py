@@ -17,9 +17,11 @@ import msgspec
 import numpy as np
 import redis
 
+from paceline import policies
 from paceline.core.emulation import Emulation
 from paceline.core.outage import Outage
 from paceline.node.client import Client, ServerUnreachable
+from paceline.policies.base import Floats
 from paceline.wire import (
     TELEMETRY,
     Adopted,
@@ -36,8 +38,6 @@ from paceline.wire import (
     encode_steps,
 )
 from paceline.wire.parts import encode_hello
-from paceline_backend import policies
-from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.scenario import Scenario
 from paceline_backend.simulator.simulation import Simulation, TrainedSegment
 

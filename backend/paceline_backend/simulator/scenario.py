@@ -18,13 +18,13 @@ import msgspec
 import numpy as np
 import yaml
 
+from paceline import policies
 from paceline.core.cost import SUM, Cost, Features
 from paceline.core.emulation import Emulation, Slowdown
 from paceline.core.errors import InputError
 from paceline.core.terms import MEANS
+from paceline.policies.base import Floats
 from paceline.wire import Hello
-from paceline_backend import policies
-from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sizes import Sizes, SizesError
 from paceline_backend.simulator.sync import Costs
 

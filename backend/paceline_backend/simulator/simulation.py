@@ -15,16 +15,16 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import numpy as np
 
+from paceline import policies
 from paceline.core.cost import Features, features
 from paceline.core.emulation import Emulation
+from paceline.planning.feedback import COLUMNS, Window
+from paceline.planning.history import History
+from paceline.planning.offer import offer
+from paceline.policies import Policy
+from paceline.policies.base import Floats, Ints
 from paceline.wire import ALLREDUCE, Hello, Plan
 from paceline.wire.synchronisation import Synchronisation
-from paceline_backend import policies
-from paceline_backend.planning.feedback import COLUMNS, Window
-from paceline_backend.planning.history import History
-from paceline_backend.planning.offer import offer
-from paceline_backend.policies import Policy
-from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator import sync as sync_models
 from paceline_backend.simulator.scenario import Change, Scenario, WorkerFailure
 from paceline_backend.simulator.sync import (

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from paceline import policies
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
-from paceline_backend import policies
-from paceline_backend.policies.base import Floats
+from paceline.policies.base import Floats
 from paceline_backend.simulator.scenario import Scenario, ScenarioError
 from paceline_backend.simulator.simulation import Simulation, TrainedSegment
 

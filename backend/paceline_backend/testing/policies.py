@@ -20,10 +20,8 @@ import numpy as np
 
 from paceline.core.batch_limits.budget import ROUNDING, Budget
 from paceline.core.emulation import Emulation
-from paceline.wire import Hello, Plan
-from paceline.wire.synchronisation import Synchronisation
-from paceline_backend.planning.feedback import single_batches
-from paceline_backend.policies.base import (
+from paceline.planning.feedback import single_batches
+from paceline.policies.base import (
     Feedback,
     Policy,
     Preset,
@@ -32,9 +30,11 @@ from paceline_backend.policies.base import (
     plan,
     unsuited,
 )
-from paceline_backend.policies.parameters import convert, properties
-from paceline_backend.policies.presets import bsp
-from paceline_backend.policies.solve.order import remaining_in_order
+from paceline.policies.parameters import convert, properties
+from paceline.policies.presets import bsp
+from paceline.policies.solve.order import remaining_in_order
+from paceline.wire import Hello, Plan
+from paceline.wire.synchronisation import Synchronisation
 from paceline_backend.simulator import Simulation
 from paceline_backend.simulator.scenario import hello_of
 

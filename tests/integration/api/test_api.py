@@ -14,7 +14,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from paceline import __version__
+from paceline import __version__, policies
 from paceline.wire import (
     PROTOCOL_VERSION,
     Kill,
@@ -31,7 +31,6 @@ from paceline.wire import (
     decode,
     live,
 )
-from paceline_backend import policies
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.server.heartbeat import Beat, beat
 from paceline_backend.store import Store, schema, telemetry

@@ -8,7 +8,7 @@ from typing import NoReturn
 import httpx
 import pytest
 
-from paceline_backend import policies
+from paceline import policies
 from paceline_backend.store import Store
 from support.web import serving
 

@@ -16,14 +16,14 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.node.processes import die_with_parent
+from paceline.planning.offer import YOUNG_STEPS
 from paceline.wire import TELEMETRY, Plan, RunState, State, live
 from paceline.wire.bus import publish
 from paceline_backend.control import Controller, ControllerManager, controller, leases
 from paceline_backend.insight.replay import replay
-from paceline_backend.planning.load import load
-from paceline_backend.planning.offer import YOUNG_STEPS
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, runs, schema, telemetry
+from paceline_backend.store.planning import load
 from support import poison
 from support.cluster import plaid_like
 from support.leading import Leading, ingest, new_run, planning, switch, working

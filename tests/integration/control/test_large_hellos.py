@@ -31,11 +31,11 @@ from paceline.wire import (
 )
 from paceline.wire.bus import connect, publish
 from paceline.wire.parts import MOST_SAMPLES, PART_BYTES, digest, encode_hello, joined
-from paceline_backend.planning.load import load
 from paceline_backend.requests import sessions
 from paceline_backend.requests.rejected import REJECTED
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, hellos, runs, schema
+from paceline_backend.store.planning import load
 from support.ingesting import ingesting, reasons, said, settled
 from support.records import add_run, adopted, hello, in_parts, record
 from support.waiting import until

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
+from paceline.planning.history import History
 from paceline.wire import ALLREDUCE, Plan
 from paceline_backend.control import ControllerManager
 from paceline_backend.insight.replay import ReplayReport, replay, replay_command
-from paceline_backend.planning.history import History
 from paceline_backend.store import Store, blobs, runs, schema, telemetry
 from paceline_backend.store.runs import UnknownRunError
 from support.cluster import plaid_like

@@ -14,8 +14,8 @@ from paceline.wire import StepBatch
 from paceline_backend.insight.verdict import judge, read_observed, slow_node
 from paceline_backend.insight.whatif.forecast import of_state
 from paceline_backend.insight.whatif.simulate import Effort
-from paceline_backend.planning.load import load
 from paceline_backend.store import Store, attempts, runs, telemetry
+from paceline_backend.store.planning import load
 from support.forecasts import COMMUNICATION_S, Training, drawn
 from support.leading import new_run
 from support.records import adopted, hello, record

@@ -17,17 +17,17 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
+from paceline import policies
 from paceline.core.cost import Cost
 from paceline.core.emulation import Emulation, Slowdown
+from paceline.policies import Choice, Policy, Problem, UnknownPolicyError
 from paceline.wire.synchronisation import Partial, PartialRules
-from paceline_backend import policies
 from paceline_backend.api.forecasts import _kept
 from paceline_backend.insight.whatif import cautions
 from paceline_backend.insight.whatif.answer import FORECAST_STEPS, Forecast, kept
 from paceline_backend.insight.whatif.command import from_database
 from paceline_backend.insight.whatif.forecast import forecast, of_state, same_speeds
 from paceline_backend.insight.whatif.simulate import Effort
-from paceline_backend.policies import Choice, Policy, Problem, UnknownPolicyError
 from paceline_backend.store import Store, new_runs, runs, schema, switches, telemetry
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.outcomes import forecasts

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as replaced
 
+from paceline import policies
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
 from paceline.wire import Adopted, Fallback
 from paceline.wire.synchronisation import convert
-from paceline_backend import policies
 from paceline_backend.insight.whatif.answer import Forecast
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, decide
 from paceline_backend.insight.whatif.forecast import forecast, of_state

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline import policies
+from paceline.policies.predict.estimators import EstimatorPredictor
+from paceline.policies.predict.linear import LinearPredictor
 from paceline.wire import Message, RunState, State, StepBatch
-from paceline_backend import policies
 from paceline_backend.insight import workers
-from paceline_backend.policies.predict.estimators import EstimatorPredictor
-from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.store import Store, reads, runs, segments, telemetry
 from paceline_backend.store.rollups.reading import RankChoice
 from support.records import add_run, adopted, hello, record

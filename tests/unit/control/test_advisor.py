@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from paceline.policies import Changes
 from paceline_backend.control.advice import MOST_CHECK_PAUSE_S, NextLook
 from paceline_backend.insight.whatif.answer import (
     Decided,
@@ -14,7 +15,6 @@ from paceline_backend.insight.whatif.answer import (
     label,
 )
 from paceline_backend.insight.whatif.auto import AUTO_STEPS
-from paceline_backend.policies import Changes
 from support.forecasts import BSP, decision, preset
 
 FIRST = NextLook(0, relaxed=False)

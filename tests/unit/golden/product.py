@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from paceline_backend import policies
+from paceline import policies
 from paceline_backend.api.app import create_app
 from paceline_backend.insight.replay import replay
 from paceline_backend.insight.whatif.forecast import forecast

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline import policies
 from paceline.core.cost import SUM, Cost
+from paceline.policies.base import Floats, Models
 from paceline.wire import RankDevice
-from paceline_backend import policies
 from paceline_backend.insight.fitness import HARM, Conditions, Fitness
-from paceline_backend.policies.base import Floats, Models
 
 PADDED, QUADRATIC = Cost(padded=True), Cost(kappa=0.05)
 

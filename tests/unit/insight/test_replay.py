@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline import policies
 from paceline.core.batch_limits.shapes import Shapes
-from paceline_backend import policies
 from paceline_backend.insight.replay import replay
 from paceline_backend.store import Store, blobs, schema
 from support.drawn_parts import Kind

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.cost import Features
+from paceline.policies import Models
 from paceline_backend.insight.whatif.measured import MeasuredSteps
 from paceline_backend.insight.whatif.shapes import shape
-from paceline_backend.policies import Models
 
 WORLD, STEPS = 4, 120
 SPEEDS = np.array([1.0, 1.3, 2.0, 3.0])

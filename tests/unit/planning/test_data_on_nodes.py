@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
+from paceline import policies
 from paceline.core.terms import Terms
+from paceline.planning.history import AHEAD_SHARE, ROOM, History
+from paceline.planning.offer import offer
 from paceline.train.checkpoint.position import Position
 from paceline.train.plan.leader import Leader
 from paceline.train.plan_shard import decode_shard, get_shard
 from paceline.wire import Moves, Plan
 from paceline.wire.synchronisation import Partial, PartialRules
-from paceline_backend import policies
-from paceline_backend.planning.history import AHEAD_SHARE, ROOM, History
-from paceline_backend.planning.offer import offer
 from support.contexts import met, run_context
 from support.records import adopted, pack_indices
 from support.sharded import VirtualRun, sharded_hello, shards

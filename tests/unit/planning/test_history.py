@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from paceline import policies
+from paceline.planning.feedback import Window
+from paceline.planning.history import History
+from paceline.policies import Feedback, plan
 from paceline.wire import Adopted
-from paceline_backend import policies
-from paceline_backend.planning.feedback import Window
-from paceline_backend.planning.history import History
-from paceline_backend.policies import Feedback, plan
 from support.records import adopted, hello, pack_indices, record
 
 

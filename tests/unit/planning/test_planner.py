@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from paceline import policies
 from paceline.core.cost import Cost
 from paceline.core.emulation import Emulation, Slowdown
-from paceline_backend import policies
-from paceline_backend.planning.feedback import single_batches
-from paceline_backend.planning.offer import (
+from paceline.planning.feedback import single_batches
+from paceline.planning.offer import (
     FASTEST_STEPS,
     FIRST_STEPS,
     LEAST_RELAXED,

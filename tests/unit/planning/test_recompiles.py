@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline_backend import policies
-from paceline_backend.planning.feedback import Window
+from paceline import policies
+from paceline.planning.feedback import Window
 from support.records import record
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline import policies
 from paceline.core.emulation import Emulation, Slowdown
 from paceline.core.pool import is_pooled
+from paceline.planning.feedback import single_batches
+from paceline.planning.offer import LEAST_RELAXED, MOST_SEGMENT_STEPS
+from paceline.policies import Choice, Feedback, Models, Policy, Preset, Problem, plan
+from paceline.policies.base import Allocation
+from paceline.policies.solve import counts as counted
 from paceline.wire import ALLREDUCE
 from paceline.wire.synchronisation import Partial, PartialRules, convert
-from paceline_backend import policies
-from paceline_backend.planning.feedback import single_batches
-from paceline_backend.planning.offer import LEAST_RELAXED, MOST_SEGMENT_STEPS
-from paceline_backend.policies import Choice, Feedback, Models, Policy, Preset, Problem, plan
-from paceline_backend.policies.base import Allocation
-from paceline_backend.policies.solve import counts as counted
 from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.testing import check_policy
 from support.records import hello

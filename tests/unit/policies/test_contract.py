@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline import policies
 from paceline.core.ledger import BatchRules, Ledger
+from paceline.policies import Policy, Problem, Shuffle, plan
+from paceline.policies.solve.order import epoch_order
 from paceline.wire import ALLREDUCE, Plan
 from paceline.wire.synchronisation import Synchronisation
-from paceline_backend import policies
-from paceline_backend.policies import Policy, Problem, Shuffle, plan
-from paceline_backend.policies.solve.order import epoch_order
 from support.cluster import Cluster
 
 NAMES = policies.names()

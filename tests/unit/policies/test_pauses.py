@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline import policies
 from paceline.core.emulation import Emulation, Slowdown
-from paceline_backend import policies
-from paceline_backend.policies import Feedback, Models
-from paceline_backend.policies.pauses import factors, noticed
+from paceline.policies import Feedback, Models
+from paceline.policies.pauses import factors, noticed
 from paceline_backend.simulator import Simulation
 from support.records import hello
 

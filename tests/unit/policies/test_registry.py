@@ -11,18 +11,18 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from paceline.wire import synchronisation
-from paceline_backend import policies
-from paceline_backend.policies import (
+from paceline import policies
+from paceline.policies import (
     Parameters,
     PolicyParameterError,
     Preset,
     UnknownPolicyError,
 )
-from paceline_backend.policies import (
+from paceline.policies import (
     registry as _registry,
 )
-from paceline_backend.policies.presets.static_batching import StaticAllocator
+from paceline.policies.presets.static_batching import StaticAllocator
+from paceline.wire import synchronisation
 from paceline_backend.simulator import Scenario
 from paceline_backend.simulator.scenario import ScenarioError
 
@@ -128,8 +128,8 @@ def test_a_package_that_is_broken_or_takes_a_name_is_left_out(
     entries = [
         EntryPoint("bsp", "json:dumps", group),
         EntryPoint("missing", "no_such_package:preset", group),
-        EntryPoint("other", "paceline_backend.policies.presets.sata:preset", group),
-        EntryPoint("bsp", "paceline_backend.policies.presets.bsp:preset", group),
+        EntryPoint("other", "paceline.policies.presets.sata:preset", group),
+        EntryPoint("bsp", "paceline.policies.presets.bsp:preset", group),
     ]
     monkeypatch.setattr(_registry, "entry_points", lambda group: entries)
     _registry._presets.cache_clear()
@@ -141,7 +141,7 @@ def test_a_package_that_is_broken_or_takes_a_name_is_left_out(
     assert "bsp = json:dumps ignored: another policy has this name" in caplog.text
     assert "missing = no_such_package:preset ignored: it cannot be loaded" in caplog.text
     assert "No module named 'no_such_package'" in caplog.text
-    assert "other = paceline_backend.policies.presets.sata:preset ignored: it is not" in caplog.text
+    assert "other = paceline.policies.presets.sata:preset ignored: it is not" in caplog.text
 
 
 class WithoutDefault(Parameters, frozen=True, kw_only=True):

@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from paceline import policies
+from paceline.planning.feedback import COLUMNS, Window
+from paceline.planning.history import History
+from paceline.planning.offer import offer
+from paceline.policies.streams import plan_stream, problem_of
 from paceline.wire import Hello
-from paceline_backend import policies
-from paceline_backend.planning.feedback import COLUMNS, Window
-from paceline_backend.planning.history import History
-from paceline_backend.planning.offer import offer
-from paceline_backend.policies.streams import plan_stream, problem_of
 from paceline_backend.requests.errors import InvalidRequestError, check_stream
 from paceline_backend.store import refusals
 from support.records import adopted, hello

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline import policies
 from paceline.core.batch_limits.budget import counts_within
 from paceline.core.emulation import Emulation
+from paceline.planning.feedback import Window
+from paceline.planning.history import History
+from paceline.planning.offer import offer
+from paceline.policies import Feedback, plan
+from paceline.policies.base import Floats
+from paceline.policies.presets import bsp
+from paceline.policies.solve.order import epoch_order
 from paceline.wire import Hello
-from paceline_backend import policies
-from paceline_backend.planning.feedback import Window
-from paceline_backend.planning.history import History
-from paceline_backend.planning.offer import offer
-from paceline_backend.policies import Feedback, plan
-from paceline_backend.policies.base import Floats
-from paceline_backend.policies.presets import bsp
-from paceline_backend.policies.solve.order import epoch_order
 from paceline_backend.simulator import Simulation
 from paceline_backend.simulator.scenario import WorkerFailure, hello_of
 from support.marks import some_long

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.policies.base import Floats
 from paceline.wire import AGES
 from paceline.wire.synchronisation import convert
-from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.scenario import Communication
 from paceline_backend.simulator.sync import (
     Costs,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.policies.base import Floats
 from paceline.wire import ALLREDUCE
 from paceline.wire.synchronisation import Synchronisation, convert
-from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync import (
     Costs,
     SimulatedTimeline,

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from msgspec import Meta
 
-from paceline_backend import policies
-from paceline_backend.policies import (
+from paceline import policies
+from paceline.policies import (
     Assignment,
     Feedback,
     Models,
@@ -21,9 +21,9 @@ from paceline_backend.policies import (
     Preset,
     Problem,
 )
-from paceline_backend.policies.base import Allocation, Ints
-from paceline_backend.policies.presets import bsp
-from paceline_backend.policies.solve import counts as counted
+from paceline.policies.base import Allocation, Ints
+from paceline.policies.presets import bsp
+from paceline.policies.solve import counts as counted
 from paceline_backend.testing import check_policy
 
 _calls = count()

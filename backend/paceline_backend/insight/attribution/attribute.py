@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from paceline.policies.base import Floats, Ints
 from paceline.wire import OBSERVED
 from paceline_backend.insight.attribution.model import Bools, Rows, SpeedModel, fit
 from paceline_backend.insight.attribution.thresholds import THRESHOLDS
-from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.store import Connection, records, switches
 from paceline_backend.store.attempts import Placement
 from paceline_backend.store.reads import Range

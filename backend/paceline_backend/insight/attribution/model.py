@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
+from paceline.policies.base import Floats, Ints, usable
+from paceline.policies.predict.least_squares import non_negative
 from paceline_backend.insight.attribution.thresholds import THRESHOLDS
-from paceline_backend.policies.base import Floats, Ints, usable
-from paceline_backend.policies.predict.least_squares import non_negative
 
 Bools = npt.NDArray[np.bool_]
 

@@ -13,9 +13,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from paceline.policies.base import Floats, Ints
 from paceline_backend.insight.verdict.observed import Bools
 from paceline_backend.insight.verdict.thresholds import THRESHOLDS
-from paceline_backend.policies.base import Floats, Ints
 
 # σ of a normal distribution ÷ its median absolute deviation.
 _SIGMA = 1.4826

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from paceline.policies.base import Floats, Ints
 from paceline_backend.insight.verdict.observed import Times
 from paceline_backend.insight.verdict.thresholds import THRESHOLDS
-from paceline_backend.policies.base import Floats, Ints
 
 _PARTS = ("compute_s", "data_s", "reduce_s", "between_s")
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from paceline.policies.base import Floats
 from paceline_backend.insight.verdict.findings import Account, TimeLoss
 from paceline_backend.insight.verdict.observed import ObservedSteps, Times
 from paceline_backend.insight.verdict.slowness import data_of, findings_of, model_of
 from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.insight.verdict.waits import between_of, input_of, network_of, planning_of
-from paceline_backend.policies.base import Floats
 
 _FRACTIONS = {
     "three quarters": 3 / 4,

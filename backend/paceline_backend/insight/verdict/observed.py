@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline import policies
+from paceline.policies.base import Floats, Ints, usable
 from paceline.wire import OBSERVED
-from paceline_backend import policies
 from paceline_backend.insight.verdict.thresholds import THRESHOLDS
-from paceline_backend.policies.base import Floats, Ints, usable
 from paceline_backend.store import Connection, records, segments, switches
 from paceline_backend.store.attempts import Placement
 from paceline_backend.store.reads import Range

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from paceline.policies.base import Floats
 from paceline_backend.insight.attribution.model import fit
 from paceline_backend.insight.verdict.courses import (
     Course,
@@ -30,7 +31,6 @@ from paceline_backend.insight.verdict.courses import (
 from paceline_backend.insight.verdict.findings import TimeChange, TimeLoss
 from paceline_backend.insight.verdict.observed import Bools, ObservedSteps, mean_of
 from paceline_backend.insight.verdict.thresholds import THRESHOLDS
-from paceline_backend.policies.base import Floats
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from paceline.policies.base import Floats
 from paceline_backend.insight.verdict.courses import (
     SlowSpan,
     course_of,
@@ -22,7 +23,6 @@ from paceline_backend.insight.verdict.findings import TimeChange, TimeLoss
 from paceline_backend.insight.verdict.observed import Bools, ObservedSteps, Times
 from paceline_backend.insight.verdict.slowness import lowest_level
 from paceline_backend.insight.verdict.thresholds import THRESHOLDS
-from paceline_backend.policies.base import Floats
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from paceline_backend.policies import Changes
+from paceline.policies import Changes
 
 # Number of the newest complete steps that a forecast uses.
 FORECAST_STEPS = 256

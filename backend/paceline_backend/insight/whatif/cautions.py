@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline_backend import policies
+from paceline import policies
+from paceline.policies import Models
+from paceline.policies.predict.linear import LinearPredictor
 from paceline_backend.insight import fitness
 from paceline_backend.insight.whatif.answer import (
     FEWEST_FORECAST_STEPS,
@@ -20,8 +22,6 @@ from paceline_backend.insight.whatif.answer import (
 from paceline_backend.insight.whatif.resampled import filled, ratios
 from paceline_backend.insight.whatif.state import PlanningState, read
 from paceline_backend.insight.whatif.thresholds import THRESHOLDS
-from paceline_backend.policies import Models
-from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.store import Store, runs
 
 log = logging.getLogger(__name__)

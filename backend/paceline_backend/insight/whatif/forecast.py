@@ -16,10 +16,13 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from paceline import policies
 from paceline.core.cost import Features
+from paceline.policies import Models, Policy
+from paceline.policies.base import Floats
+from paceline.policies.predict.linear import LinearPredictor
 from paceline.wire import ALLREDUCE, Hello
 from paceline.wire.synchronisation import Averaging
-from paceline_backend import policies
 from paceline_backend.insight.verdict import ObservedSteps, SlowNode, judge, slow_node
 from paceline_backend.insight.whatif.answer import (
     FEWEST_FORECAST_STEPS,
@@ -45,9 +48,6 @@ from paceline_backend.insight.whatif.simulate import (
 )
 from paceline_backend.insight.whatif.state import ASSUMES, PlanningState, read
 from paceline_backend.insight.whatif.thresholds import THRESHOLDS
-from paceline_backend.policies import Models, Policy
-from paceline_backend.policies.base import Floats
-from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.simulator import sync as sync_models
 from paceline_backend.simulator.sync import Work, without_empty
 from paceline_backend.store import Store, runs

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import Features
+from paceline.planning.feedback import single_batches
+from paceline.policies.base import Feedback, Floats, Ints
 from paceline.wire import Plan
 from paceline.wire.synchronisation import (
     Averaging,
@@ -23,8 +25,6 @@ from paceline.wire.synchronisation import (
     Synchronisation,
 )
 from paceline_backend.insight.whatif.thresholds import THRESHOLDS
-from paceline_backend.planning.feedback import single_batches
-from paceline_backend.policies.base import Feedback, Floats, Ints
 from paceline_backend.simulator import sync as sync_models
 from paceline_backend.simulator.sync import Costs
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation, Rates
+from paceline.policies import Models
+from paceline.policies.base import Floats, Ints
 from paceline_backend.insight.whatif.measured import MeasuredSteps
 from paceline_backend.insight.whatif.thresholds import THRESHOLDS
-from paceline_backend.policies import Models
-from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync import Costs
 
 

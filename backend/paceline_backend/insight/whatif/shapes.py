@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
+from paceline.policies import Models
+from paceline.policies.base import Floats
 from paceline_backend.insight.whatif.measured import MeasuredSteps
 from paceline_backend.insight.whatif.thresholds import THRESHOLDS
-from paceline_backend.policies import Models
-from paceline_backend.policies.base import Floats
 
 # σ of a normal distribution ÷ its median absolute deviation.
 _SIGMA = 1.4826

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from paceline import policies
+from paceline.policies import Changes, Models, Policy
+from paceline.policies.base import Floats
 from paceline.wire import ALLREDUCE
-from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import label
 from paceline_backend.insight.whatif.measured import MeasuredSteps
@@ -22,8 +24,6 @@ from paceline_backend.insight.whatif.resampled import Resampled, blocks, resampl
 from paceline_backend.insight.whatif.shapes import Shape
 from paceline_backend.insight.whatif.state import PlanningState
 from paceline_backend.insight.whatif.thresholds import THRESHOLDS
-from paceline_backend.policies import Changes, Models, Policy
-from paceline_backend.policies.base import Floats
 from paceline_backend.simulator import Simulation, TrainedSegment
 
 

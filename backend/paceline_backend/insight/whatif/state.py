@@ -15,16 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import Features
+from paceline.planning.feedback import Window
+from paceline.planning.history import History
+from paceline.policies.base import Ints
 from paceline.wire import OBSERVED, Hello, Plan
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import FEWEST_FORECAST_STEPS
 from paceline_backend.insight.whatif.measured import MeasuredSteps, with_spans
 from paceline_backend.insight.whatif.thresholds import THRESHOLDS
-from paceline_backend.planning.feedback import Window
-from paceline_backend.planning.history import History
-from paceline_backend.planning.load import load
-from paceline_backend.policies.base import Ints
 from paceline_backend.store import Connection, attempts, records, rounds, runs, segments, switches
+from paceline_backend.store.planning import load
 
 _COLUMNS = ("samples", "load", "squares", "longest", "compute_s", "data_s", "sync_s", "step_s")
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from paceline.core import replicas
 from paceline.core.rounds import Call, Drift
+from paceline.policies.base import Floats, Ints
 from paceline.wire import ALLREDUCE, synchronisation
-from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync.base import (
     Bodies,
     Costs,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from paceline_backend.policies.base import Floats, Ints
+from paceline.policies.base import Floats, Ints
 
 
 @dataclass(frozen=True)

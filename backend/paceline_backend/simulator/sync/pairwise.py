@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right, insort
 import numpy as np
 
 from paceline.core import replicas
-from paceline_backend.policies.base import Floats
+from paceline.policies.base import Floats
 from paceline_backend.simulator.sync.base import Costs, SimulatedRound, SimulatedTimeline, Work
 
 # At an epoch's end, ranks compute this many means: of replicas, and of optimiser states.

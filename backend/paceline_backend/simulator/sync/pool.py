@@ -26,8 +26,8 @@ import numpy.typing as npt
 
 from paceline.core import pool
 from paceline.core.pool import RankQueue, Stance
+from paceline.policies.base import Floats, Ints
 from paceline.wire.synchronisation import Synchronisation
-from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync.base import (
     Bodies,
     Dealing,

@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.core.member import Member, RoundAction, RoundCounts
 from paceline.core.rounds import Call, Drift, RoundProgress
-from paceline_backend.policies.base import Floats
+from paceline.policies.base import Floats
 from paceline_backend.simulator.sync.base import Costs, SimulatedRound, SimulatedTimeline, Work
 
 # At a segment's end, all ranks make this many reductions: of the server's parameters, and of the

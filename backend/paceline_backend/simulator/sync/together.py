@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.core.replicas import part_due
-from paceline_backend.policies.base import Floats, Ints
+from paceline.policies.base import Floats, Ints
 from paceline_backend.simulator.sync.base import Costs, SimulatedRound, SimulatedTimeline, Work
 
 

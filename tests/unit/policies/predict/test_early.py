@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.cost import SUM, Cost, Features, features
-from paceline_backend.policies import Feedback, Models
-from paceline_backend.policies.predict.early import YOUNG_ROWS, plausible
-from paceline_backend.policies.predict.linear import LinearPredictor
+from paceline.policies import Feedback, Models
+from paceline.policies.predict.early import YOUNG_ROWS, plausible
+from paceline.policies.predict.linear import LinearPredictor
 from support.simulated import rows_of
 
 WORLD, LOCAL = 4, 16

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline import policies
 from paceline.core.cost import Features
-from paceline_backend import policies
-from paceline_backend.policies import Feedback, Models
-from paceline_backend.policies.predict.estimators import (
+from paceline.policies import Feedback, Models
+from paceline.policies.predict.estimators import (
     REGRESSORS,
     EstimatorPredictor,
     predictor_of,
 )
-from paceline_backend.policies.predict.linear import LinearPredictor
+from paceline.policies.predict.linear import LinearPredictor
 from support.simulated import rows_of
 
 Floats = npt.NDArray[np.float64]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_backend import policies
-from paceline_backend.policies import Choice, Feedback
-from paceline_backend.policies.presets.rna_hierarchical import Grouping, groups, step_times
+from paceline import policies
+from paceline.policies import Choice, Feedback
+from paceline.policies.presets.rna_hierarchical import Grouping, groups, step_times
 from support.simulated import feedback_of
 
 PARTIAL = {"probes": 2, "staleness": 4, "mean": True}

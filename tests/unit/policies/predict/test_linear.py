@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from paceline import policies
 from paceline.core.cost import SUM, Cost, Features, features
 from paceline.core.emulation import Emulation
-from paceline_backend import policies
-from paceline_backend.policies import Feedback, Models
-from paceline_backend.policies.predict.linear import LinearPredictor, PerSamplePredictor
+from paceline.policies import Feedback, Models
+from paceline.policies.predict.linear import LinearPredictor, PerSamplePredictor
 from paceline_backend.simulator import Simulation
 from support.records import hello
 from support.simulated import rows_of

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline import policies
 from paceline.core.emulation import Emulation
-from paceline_backend import policies
-from paceline_backend.policies.base import Feedback, Models
-from paceline_backend.policies.presets.boa import MinMaxAllocator, line, profiled, solve
+from paceline.policies.base import Feedback, Models
+from paceline.policies.presets.boa import MinMaxAllocator, line, profiled, solve
 from paceline_backend.simulator import Simulation
 from support.cluster import Cluster
 from support.simulated import endless

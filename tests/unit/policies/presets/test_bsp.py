@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
+from paceline import policies
 from paceline.core.ledger import BatchRules, Ledger
-from paceline_backend import policies
-from paceline_backend.policies.solve.order import epoch_order
+from paceline.policies.solve.order import epoch_order
 from support.cluster import Cluster, plaid_like
 
 N, WORLD, BATCH = 96, 4, 16

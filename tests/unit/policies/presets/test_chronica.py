@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline_backend import policies
-from paceline_backend.policies import Models, Problem
-from paceline_backend.policies.presets.chronica import (
+from paceline import policies
+from paceline.policies import Models, Problem
+from paceline.policies.presets.chronica import (
     ChronicaShuffler,
     PaperScheduler,
     compensate,

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline import policies
 from paceline.core.cost import Cost
 from paceline.core.emulation import Emulation
-from paceline_backend import policies
-from paceline_backend.policies.base import Feedback, Floats, Models
-from paceline_backend.policies.presets.dynamic_batching import DynamicAllocator, proportional
+from paceline.policies.base import Feedback, Floats, Models
+from paceline.policies.presets.dynamic_batching import DynamicAllocator, proportional
 from support.cluster import Cluster
 from support.simulated import feedback_of, simulate
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline import policies
 from paceline.core.emulation import Emulation
-from paceline_backend import policies
-from paceline_backend.policies.base import Feedback, Ints
-from paceline_backend.policies.predict.gru import GruPredictor
-from paceline_backend.policies.presets.ep4ddl import (
+from paceline.policies.base import Feedback, Ints
+from paceline.policies.predict.gru import GruPredictor
+from paceline.policies.presets.ep4ddl import (
     least_variance,
     serial_share,
     shortened,

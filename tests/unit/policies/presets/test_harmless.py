@@ -7,9 +7,9 @@ from functools import cache
 import numpy as np
 import pytest
 
+from paceline import policies
 from paceline.core.cost import SUM, Cost
 from paceline.core.emulation import Emulation
-from paceline_backend import policies
 from support.simulated import simulate
 
 PRESETS = ("lbb", "dynamic-batching")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline import policies
 from paceline.core.emulation import Emulation, Slowdown
-from paceline_backend import policies
-from paceline_backend.policies.base import Feedback, Floats, Models
-from paceline_backend.policies.presets.lbb import Cubic, LbbAllocator, Line, fit_profile, powers
+from paceline.policies.base import Feedback, Floats, Models
+from paceline.policies.presets.lbb import Cubic, LbbAllocator, Line, fit_profile, powers
 from support.cluster import Cluster
 from support.simulated import feedback_of, simulate
 

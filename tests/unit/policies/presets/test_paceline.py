@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from paceline import policies
 from paceline.core.cost import Cost, features
 from paceline.core.emulation import Emulation
+from paceline.policies import Feedback, Models, Problem, plan
+from paceline.policies.base import Floats, Ints
+from paceline.policies.planner import shares_of
+from paceline.policies.presets.paceline import PacelineScheduler
+from paceline.policies.solve.balance import partition
 from paceline.wire import Hello
-from paceline_backend import policies
-from paceline_backend.policies import Feedback, Models, Problem, plan
-from paceline_backend.policies.base import Floats, Ints
-from paceline_backend.policies.planner import shares_of
-from paceline_backend.policies.presets.paceline import PacelineScheduler
-from paceline_backend.policies.solve.balance import partition
 from paceline_backend.simulator import Simulation
 from support.records import hello
 from support.simulated import train

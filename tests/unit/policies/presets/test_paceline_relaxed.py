@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline import policies
 from paceline.core.emulation import Emulation, Slowdown
+from paceline.policies import Choice, Feedback
 from paceline.wire import ALLREDUCE, Plan
 from paceline.wire.synchronisation import Pairwise
-from paceline_backend import policies
-from paceline_backend.policies import Choice, Feedback
 from paceline_backend.simulator import Simulation
 from paceline_backend.simulator.scenario import Change
 from support.records import hello

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline import policies
 from paceline.core.emulation import Emulation, Slowdown
-from paceline_backend import policies
-from paceline_backend.policies.base import Feedback
-from paceline_backend.policies.presets.sata import SataAllocator, reweighted
+from paceline.policies.base import Feedback
+from paceline.policies.presets.sata import SataAllocator, reweighted
 from support.cluster import Cluster
 from support.simulated import simulate
 

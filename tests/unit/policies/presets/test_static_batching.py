@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from paceline import policies
 from paceline.core.emulation import Emulation
+from paceline.policies import Policy
+from paceline.policies.presets.static_batching import counts_of
 from paceline.wire import RankDevice
-from paceline_backend import policies
-from paceline_backend.policies import Policy
-from paceline_backend.policies.presets.static_batching import counts_of
 from paceline_backend.simulator import Simulation
 from support.cluster import Cluster
 from support.records import hello

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from paceline import policies
 from paceline.core.cost import Cost
 from paceline.core.emulation import Emulation
-from paceline_backend import policies
-from paceline_backend.policies import plan
-from paceline_backend.policies.base import Feedback, Floats, Ints, Models, Problem
-from paceline_backend.policies.solve import counts as counted
+from paceline.policies import plan
+from paceline.policies.base import Feedback, Floats, Ints, Models, Problem
+from paceline.policies.solve import counts as counted
 from support.cluster import Cluster, plaid_like
 from support.simulated import simulate
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from paceline import policies
 from paceline.core.batch_limits.shapes import on_grid, raised
 from paceline.core.cost import Cost, Features, PaddedCost, features
+from paceline.policies import Feedback, Models, Policy, Problem
+from paceline.policies.base import Storage
+from paceline.policies.solve.balance import partition
 from paceline.wire import Plan
-from paceline_backend import policies
-from paceline_backend.policies import Feedback, Models, Policy, Problem
-from paceline_backend.policies.base import Storage
-from paceline_backend.policies.solve.balance import partition
 from support.simulated import rows_of
 
 BATCHES = sorted(name for name in policies.names() if policies.get(name).combines)

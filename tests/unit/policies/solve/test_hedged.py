@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.cost import SUM, Cost, features
-from paceline_backend.policies import Models
-from paceline_backend.policies.solve.balance import grouped, partition
-from paceline_backend.policies.solve.hedged import partition_hedged
+from paceline.policies import Models
+from paceline.policies.solve.balance import grouped, partition
+from paceline.policies.solve.hedged import partition_hedged
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

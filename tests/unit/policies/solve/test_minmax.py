@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from paceline_backend.policies.base import Floats, Ints
-from paceline_backend.policies.solve.minmax import Times, minmax
+from paceline.policies.base import Floats, Ints
+from paceline.policies.solve.minmax import Times, minmax
 
 
 def linear(slope: Floats, start: Floats) -> Times:

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_backend import policies
-from paceline_backend.policies import Feedback, Models, Problem
-from paceline_backend.policies.presets.chronica import ChronicaShuffler
-from paceline_backend.policies.solve.nodes import kept_on_nodes
+from paceline import policies
+from paceline.policies import Feedback, Models, Problem
+from paceline.policies.presets.chronica import ChronicaShuffler
+from paceline.policies.solve.nodes import kept_on_nodes
 
 
 @st.composite

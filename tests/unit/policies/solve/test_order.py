@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline_backend.policies.solve.order import epoch_order, remaining_in_order
+from paceline.policies.solve.order import epoch_order, remaining_in_order
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 64, 1074, 100_003])

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_backend.policies.base import Models, Problem, Storage
-from paceline_backend.policies.presets.chronica import ChronicaShuffler
-from paceline_backend.policies.solve.nodes import dealt, held
+from paceline.policies.base import Models, Problem, Storage
+from paceline.policies.presets.chronica import ChronicaShuffler
+from paceline.policies.solve.nodes import dealt, held
 
 
 @st.composite

@@ -1,0 +1,338 @@
+"""`lbb`: batch sizes that level the workers' times, changed in small moves or all at once.
+
+LBB: Load Balanced Batching for Efficient Distributed Learning on Heterogeneous GPU Cluster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from msgspec import Meta
+from msgspec.structs import replace
+
+from paceline.policies.base import (
+    Allocation,
+    Feedback,
+    Floats,
+    Ints,
+    Models,
+    Policy,
+    Preset,
+    Problem,
+)
+from paceline.policies.predict.estimators import Regressor, predictor_of
+from paceline.policies.solve import counts
+from paceline.policies.solve.minmax import minmax
+from paceline.policies.values import StepTable
+
+# Usual number of steps from whose times the allocator decides whether to change the counts.
+_SEEN = 2
+# Number of steps of the previous policy from which the first counts are computed.
+_BEGIN = 8
+
+
+class _LbbMemory(counts.Counted):
+    # First step whose feedback is not used yet.
+    next: int
+    # Slope of each worker's last rough model (`Line`), in seconds per sample; 0: unknown.
+    slope: list[float]  # [W]
+    # Step since which each worker has had no samples; ignored for workers that have samples.
+    idle: list[int]  # [W]
+    # First step in which rapid tuning, which recomputes all counts, is allowed again.
+    calm_until: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """Rough models of the workers (Eq. 1): the time of b samples is T(b) = slope · b + fixed.
+
+    Arrays are [W].
+    """
+
+    slope: Floats  # s per sample
+    # a0 of the paper.
+    fixed: Floats  # s
+
+    def __call__(self, samples: Ints) -> Floats:
+        """Return each worker's time for its number of samples, in s, [W]."""
+        return np.where(samples > 0, self.slope * samples + self.fixed, 0.0)
+
+
+@dataclass(frozen=True)
+class Cubic:
+    """Models of the workers from the profiling phase (Eq. 1): T(b) = a0 + a1·b + a2·b² + a3·b³.
+
+    T(b) is the time of b samples in seconds. `terms` has a0 … a3 of each worker, all ≥ 0.
+    """
+
+    terms: Floats  # [W, 4]
+
+    def __call__(self, samples: Ints) -> Floats:
+        """Return each worker's time for its number of samples, in s, [W]."""
+        time_s = (self.terms * powers(samples)).sum(axis=1)
+        return np.where(samples > 0, time_s, 0.0)
+
+
+def powers(samples: Any) -> Floats:
+    """Return 1, b, b² and b³ of each number of samples b, [..., 4]."""
+    return np.asarray(samples, np.float64)[..., None] ** np.arange(4)
+
+
+def fit_profile(points: list[tuple[int, float]]) -> Floats:
+    """Fit the coefficients a0 … a3 of `Cubic`, [4], to a worker's profile (Alg. 1).
+
+    The fit minimises the squares of relative errors. The profile, `points`, has at least one pair
+    (samples, seconds). With coefficients ≥ 0 the time never falls as the batch grows, also beyond
+    the profiled sizes.
+    """
+    # Imported here: the import takes long, and few runs need it.
+    from sklearn.linear_model import LinearRegression
+
+    samples, time_s = np.array(points, np.float64).T
+    scale = powers(samples.max())
+    # Weights of 1/T² make errors relative. The intercept a0 must not be negative, either.
+    cubic = LinearRegression(positive=True, fit_intercept=False)
+    cubic.fit(powers(samples) / scale, time_s, sample_weight=time_s**-2.0)
+    return np.asarray(cubic.coef_ / scale)
+
+
+@dataclass(frozen=True)
+class LbbAllocator:
+    """LBB's coordinator (Alg. 2), which uses the straggler effect SE of the last steps.
+
+    SE is the difference between the slowest and the fastest worker's time, ÷ the mean time. If SE
+    is below `fine_threshold` (FT), the counts do not change. If SE is between `fine_threshold` and
+    `rapid_threshold` (RT), `step` samples move from the slowest worker to the fastest. (The paper
+    takes ⌊step/2⌋ and gives ⌈step/2⌉, which changes the global batch.) If SE is larger, the
+    allocator makes rough models of all workers and computes the counts with which the slowest
+    worker ends first (Eq. 3, rapid tuning). In the next `window_steps` steps, there is no rapid
+    tuning. The first counts have the proportions of the previous policy's counts. Without a
+    previous policy, they solve Eq. 3 for the profiles, or are equal if there are no profiles.
+
+    A worker may get no samples (B_i = 0). It then does not count for SE. In Eq. 3, it still has a
+    model: with `times` "measured", its last one. After `retry_steps` steps it gets `step` samples
+    from the worker with most samples, so that its time is measured.
+
+    By default, a rank's time is its expected time for typical samples (`counts.typical_s`). With
+    `times` "measured", it is the measured time, as in the paper.
+    """
+
+    fine_threshold: float = 0.05
+    rapid_threshold: float = 0.3
+    step: int = 1
+    window_steps: int = 8
+    retry_steps: int = 200
+    times: counts.Times = "typical"
+
+    def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
+        """See `Allocator.allocate`."""
+        profiled = all(problem.profiles) and len(problem.profiles) == problem.world
+        cubic = Cubic(np.array([fit_profile(p) for p in problem.profiles])) if profiled else None
+        memory = counts.recall(problem, _LbbMemory) or _begin(problem, cubic, feedback)
+        rows = StepTable.of(feedback, problem.world, memory.next)
+        fixed = models.b if cubic is None else cubic.terms[:, 0]
+        if len(rows):
+            if self.times == "typical" and models.known:
+                line = typical_models(models, fixed, np.array(memory.counts), problem.sizes)
+            else:
+                line = rough_models(rows, fixed, np.array(memory.slope))
+            memory = replace(memory, slope=line.slope.tolist(), next=int(rows.step[-1]) + 1)
+            memory = self._tune(memory, problem, line, rows)
+        return counts.allocation(self._retry(memory, problem))
+
+    def _tune(
+        self, memory: _LbbMemory, problem: Problem, line: Line, rows: StepTable
+    ) -> _LbbMemory:
+        """Return the state with new counts if the straggler effect is too large.
+
+        This is Alg. 2, lines 7–19. `rows` are the steps since the last call.
+        """
+        current = np.array(memory.counts)
+        expected = line(current)
+        takes_part = (current > 0) & rows.usable.any(axis=0)
+        if not takes_part.any():
+            return memory
+        times = expected[takes_part]
+        effect = (times.max() - times.min()) / times.mean()
+        if effect < self.fine_threshold:
+            return memory
+        if effect < self.rapid_threshold or problem.first_step < memory.calm_until:
+            return self._move(memory, problem, line, takes_part)
+        _, limits = counts.bounds(problem)
+        solved = minmax(line, problem.global_batch, limits)
+        if (solved == current).all():
+            return memory
+        memory = replace(memory, calm_until=problem.first_step + self.window_steps)
+        return _changed(memory, problem, solved)
+
+    def _move(
+        self, memory: _LbbMemory, problem: Problem, line: Line, takes_part: Any
+    ) -> _LbbMemory:
+        """Move samples from the slowest worker to the fastest.
+
+        There is no move if the fastest worker would then take at least as long as the slowest did:
+        otherwise a sample could move back and forth if workers have few samples.
+        """
+        changed, (_, limits) = np.array(memory.counts), counts.bounds(problem)
+        expected = line(changed)
+        slowest = int(np.argmax(np.where(takes_part, expected, -np.inf)))
+        fastest = int(np.argmin(np.where(takes_part & (changed < limits), expected, np.inf)))
+        samples = min(self.step, changed[slowest], limits[fastest] - changed[fastest])
+        changed[slowest] -= samples
+        changed[fastest] += samples
+        better = line(changed)[fastest] < expected[slowest]
+        return _changed(memory, problem, changed) if better else memory
+
+    def _retry(self, memory: _LbbMemory, problem: Problem) -> _LbbMemory:
+        changed, (_, limits) = np.array(memory.counts), counts.bounds(problem)
+        since = np.where((changed == 0) & (limits > 0), memory.idle, problem.first_step)
+        rank, donor = int(np.argmin(since)), int(np.argmax(changed))
+        if problem.first_step - since[rank] < self.retry_steps:
+            return memory
+        samples = min(self.step, changed[donor], limits[rank])
+        changed[donor] -= samples
+        changed[rank] += samples
+        return _changed(memory, problem, changed)
+
+
+def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _LbbMemory:
+    low, limits = counts.bounds(problem)
+    last = np.unique(feedback.step)[-_BEGIN:]
+    first = int(last[0]) if len(last) else 0
+    samples, _, _ = StepTable.of(feedback, problem.world, first).sums()
+    if samples.any():
+        start = counts.rounded(counts.spread(samples, problem.global_batch, low, limits))
+    elif cubic is not None:
+        start = minmax(cubic, problem.global_batch, limits)
+    else:
+        start = counts.equal(problem)
+    return _LbbMemory(
+        counts=start.tolist(),
+        next=first,
+        slope=[0.0] * problem.world,
+        idle=[problem.first_step] * problem.world,
+        calm_until=0,
+    )
+
+
+def _changed(memory: _LbbMemory, problem: Problem, chosen: Ints) -> _LbbMemory:
+    was_idle = (np.array(memory.counts) == 0) & (chosen == 0)
+    return replace(
+        memory,
+        counts=chosen.tolist(),
+        next=max(memory.next, problem.first_step),
+        idle=np.where(was_idle, memory.idle, problem.first_step).tolist(),
+    )
+
+
+def rough_models(rows: StepTable, fixed: Floats, before: Floats) -> Line:
+    """Return rough models T_i(b) = (CT_i − a0_i) / CB_i · b + a0_i of the workers (Alg. 2, line 3).
+
+    T_i(b) is the time of worker i for b samples. CB_i and CT_i are its mean number of samples and
+    its mean time in `rows`. `fixed` is a0, the time in seconds that does not depend on b, from the
+    profiling phase or the predictor, [W]; an a0_i above CT_i counts as 0. Workers without samples
+    have the slope `before` of an earlier model, [W], or the mean slope if `before` is 0.
+    """
+    samples, compute_s, steps = rows.sums()
+    known, mean_s = steps > 0, compute_s / np.maximum(steps, 1)
+    fixed = np.where(known & (fixed >= mean_s), 0.0, fixed)
+    slope = before.copy()
+    slope[known] = (mean_s - fixed)[known] / (samples / np.maximum(steps, 1))[known]
+    typical = slope[slope > 0].mean() if slope.any() else 0.0
+    return Line(np.where(slope > 0, slope, typical), fixed)
+
+
+def typical_models(models: Models, fixed: Floats, current: Ints, sizes: Floats) -> Line:
+    """Return rough models as `rough_models` does, but from expected times of typical samples.
+
+    CB_i is the present count of worker i, `current`, [W], or an equal share if it has no samples.
+    CT_i is the time that `models` forecast for CB_i typical samples. `sizes` has the size λ of each
+    sample of the data set, [N]. `fixed` is as for `rough_models`.
+    """
+    samples = np.where(current > 0, current, max(1, int(current.sum()) // len(current)))
+    time_s = counts.typical_s(models, samples, sizes)
+    fixed = np.where(fixed >= time_s, 0.0, fixed)
+    return Line((time_s - fixed) / samples, fixed)
+
+
+class LbbParameters(counts.CountsParameters, frozen=True):
+    """Parameters of `lbb`."""
+
+    fine_threshold: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10,
+            description="Batch sizes do not change while the straggler effect is below this value. "
+            "Straggler effect: slowest minus fastest rank's time, ÷ the mean time.",
+        ),
+    ] = 0.05
+    rapid_threshold: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10,
+            description="All batch sizes are recomputed if the straggler effect is at least this "
+            "value. Straggler effect: slowest minus fastest rank's time, ÷ the mean time.",
+        ),
+    ] = 0.3
+    step: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000,
+            description="Number of samples that move from the slowest rank to the fastest rank if "
+            "the batch sizes change, but are not all recomputed.",
+        ),
+    ] = 1
+    window_steps: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000,
+            description="After all batch sizes were recomputed, they are not recomputed again for "
+            "this number of steps; `step` samples at a time may still move between ranks.",
+        ),
+    ] = 8
+    retry_steps: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100_000,
+            description="Number of steps after which a rank without samples gets samples again, so "
+            "that its speed is measured.",
+        ),
+    ] = 200
+    times: counts.Times = "typical"
+    regressor: Regressor = "tracking"
+
+
+def make(parameters: LbbParameters) -> Policy:
+    """Make the policy."""
+    allocator = LbbAllocator(
+        fine_threshold=parameters.fine_threshold,
+        rapid_threshold=parameters.rapid_threshold,
+        step=parameters.step,
+        window_steps=parameters.window_steps,
+        retry_steps=parameters.retry_steps,
+        times=parameters.times,
+    )
+    steps = _SEEN if parameters.times == "measured" else 0
+    predictor = predictor_of(parameters.regressor, parameters.window)
+    made = counts.policy("lbb", allocator, parameters, steps=steps)
+    return dataclasses.replace(made, predictor=predictor)
+
+
+preset = Preset(
+    name="lbb",
+    summary="Balances the ranks' times: moves single samples, or recomputes all batch sizes.",
+    source="LBB: Load Balanced Batching for Efficient Distributed Learning on Heterogeneous GPU "
+    "Cluster",
+    make=make,
+    combines=True,
+    parameters=LbbParameters,
+    variants=counts.LEVELLED,
+)
