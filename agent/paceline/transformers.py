@@ -258,7 +258,7 @@ class PacelineMixin:
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Return Trainer's loss; in training, it has the weight that `Session.wrap` expects."""
+        """Return Trainer's loss; in training, it is scaled as `Session.wrap` expects."""
         compute = super().compute_loss  # type: ignore[misc]
         if self._turn is None or not model.training:
             return compute(model, inputs, return_outputs, num_items_in_batch)

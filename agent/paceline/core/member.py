@@ -118,7 +118,7 @@ class Member(Generic[G]):
         Args:
             gradient: the new gradient, or None if a step has ended without a gradient.
             samples: number of samples from which the gradient was computed.
-            ends_step: True for the first gradient of a step; the step then counts as completed.
+            ends_step: True for the first of a step's gradients, so that the step counts once.
             on_host: the gradient is on the host; else it is being copied there, see `arrived`.
         """
         self.clock += ends_step

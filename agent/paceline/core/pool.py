@@ -51,7 +51,7 @@ _HALF = 0.5
 
 
 class Stance(IntEnum):
-    """A rank's intention for the batches of a span."""
+    """What a rank will do with its batches of a few steps: train them, or leave them to others."""
 
     WORKS = 0
     # The rank leaves the rest of its queue to other ranks, which will finish it sooner.

@@ -169,7 +169,7 @@ class Supervisor:
             else:
                 self.last = self.delivery.report_start(self._launch.attempt)
                 self._start()
-        # ValueError: a text cannot be passed to a process, or several nodes lack a session.
+        # ValueError: a process cannot get a text, or a run on several nodes has no session.
         except (OSError, ValueError) as error:
             self._end(State.FAILED, None, f"the run cannot be started: {error}")
 

@@ -72,7 +72,7 @@ class Lanes:
         return one_of(self.ranks, self.lane, backend="gloo", timeout=TIMEOUT)
 
     def of_members(self) -> dist.ProcessGroup:
-        """Make a process group of this rank's group, with gloo. All ranks must call this."""
+        """Make a gloo process group of the ranks that share this rank's batches; collective."""
         groups = [list(group) for group in zip(*self.ranks, strict=True)]
         return one_of(groups, self.members, backend="gloo", timeout=TIMEOUT)
 

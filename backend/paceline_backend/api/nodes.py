@@ -206,7 +206,8 @@ class NodeVerdict(BaseModel):
 
     run: str = Field(examples=["3f9a1c07be52"])
     at: float = Field(
-        description="Unix time at which a verdict first named the node", examples=[1767225700.0]
+        description="Unix time at which a run's verdict first named the node as slow",
+        examples=[1767225700.0],
     )
     ended_at: float | None = Field(
         description="Unix time from which verdicts no longer named the node; null: they still do",

@@ -56,7 +56,7 @@ class UserReconciler:
         self.try_door()
 
     def keep(self, client: redis.Redis) -> None:
-        """Reconcile the users once."""
+        """Compare the bus's users with the database once; create and delete users accordingly."""
         due = time.monotonic() >= self._again_at
         # Read the bus before the database, so that a node or run that gets a session in between is
         # not mistaken for a leftover.

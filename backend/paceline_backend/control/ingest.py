@@ -542,7 +542,7 @@ class Ingest:
     def _store_hello(
         self, named: hellos.HelloKey, item: _Item, hello: Hello, stop: threading.Event
     ) -> set[str]:
-        """Commit an assembled Hello, update the entry of its last part, and return ended runs."""
+        """Commit an assembled Hello, and return ended runs; if refused, its last part says why."""
         assert isinstance(item.message, HelloPart)
         packed = hellos.PackedHello(named.digest, item.message.of)
         assembled = _Item(item.entry, item.run, hello, packed=packed)
@@ -567,8 +567,7 @@ class Ingest:
         good = [item for item in items if item.reason is None]
         _publish(pipeline, good, _entry_at(self._settled_at - _LIVE_S))
         for run in {each.run for each in items if each.introduces} - ended:
-            # A Hello shows that the run trains, perhaps after an end, so its streams must no longer
-            # expire.
+            # The run trains, so its streams must not expire, even if it was recorded as ended.
             streams.keep(pipeline, run)
         for run in ended:
             streams.expire(pipeline, run)

@@ -158,7 +158,7 @@ def effects_of(connection: Connection, run: int) -> list[SwitchEffect]:
 
 
 def note(store: Store, run: int, *, ended: bool) -> None:
-    """Store a run's effects that are known or complete; all effects if the run has `ended`."""
+    """Store the effects of a run's switches that later steps cannot change; all if it `ended`."""
     with store.read() as connection:
         made = effects_of(connection, run)
         stored = kept_effects.of_run(connection, run)

@@ -84,9 +84,9 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     epoch, or its last segment was adopted and the run has not ended, so that records of the missing
     samples may still arrive.
 
-    A sample counts as used when the rank that it was assigned to reported the step. Samples that
-    the checkpoint of the latest attempt lists as used count, too, because the records of their
-    steps may have been lost with a rank. `dropped` counts used samples whose gradients relaxed
+    A sample counts as used when the rank that it was assigned to reported the step. A sample
+    also counts if the checkpoint of the latest attempt lists it as used, because the records of its
+    step may have been lost with a rank. `dropped` counts used samples whose gradients relaxed
     synchronisation did not apply.
     """
     hello = runs.hello(connection, run)

@@ -300,9 +300,9 @@ def with_spans(
     relaxed: Sequence[Plan],
     reduced_s: Callable[[list[int]], Sequence[float]],
 ) -> MeasuredSteps:
-    """Return `measured` with the spans of its relaxed segments; `relaxed` are their sorted plans.
+    """Return `measured`, with the ranges of steps that ran under relaxed synchronisation.
 
-    `reduced_s` takes segment numbers, and returns the durations of their newest reduction rounds.
+    `relaxed` are the plans of these steps, by `seq`. `reduced_s` takes segment numbers, and returns the durations of their newest reduction rounds.
     """
     candidates = [relaxed_span(measured.step, segment) for segment in relaxed]
     spans = tuple(span for span in candidates if span.end > span.first)

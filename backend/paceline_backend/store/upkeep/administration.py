@@ -1,7 +1,7 @@
 """Back up, restore and check a database, and replace the server's secret, for `paceline db`.
 
 A backup is a copy of a database in use, made with SQLite's backup API or PostgreSQL's programs. A
-check covers the file, the revision, and whether roll-ups match the steps.
+check covers the file, its schema's revision, and whether roll-ups match the steps.
 
 Keys, passwords on the bus and cookies are derived from the secret. `paceline db rotate-secret`
 replaces it while no server runs. Agents keep their tokens, which are stored as hashes and do not
