@@ -302,7 +302,8 @@ def with_spans(
 ) -> MeasuredSteps:
     """Return `measured`, with the ranges of steps that ran under relaxed synchronisation.
 
-    `relaxed` are the plans of these steps, by `seq`. `reduced_s` takes segment numbers, and returns the durations of their newest reduction rounds.
+    `relaxed` are the plans of these steps, by `seq`. `reduced_s` takes segment numbers, and returns
+    the durations of their newest reduction rounds.
     """
     candidates = [relaxed_span(measured.step, segment) for segment in relaxed]
     spans = tuple(span for span in candidates if span.end > span.first)
