@@ -16,9 +16,9 @@ from unittest import mock
 
 import numpy as np
 
+from paceline.planning import planner as planners
 from paceline.train.plan import leader as leaders
 from paceline.wire import Adopted, Hello, Message, Plan, RunChanged, StepBatch, decode, encode
-from paceline_backend.control import controller as controllers
 from paceline_backend.control.controller import Controller
 from paceline_backend.insight.replay import ReplayReport, replay
 from paceline_backend.store import Store, new_runs, runs, switches, telemetry
@@ -172,12 +172,13 @@ class _Attempt:
         for _ in range(min(len(self._live), int(run.rng.integers(0, 8)))):
             try:
                 self._controller._hear(self._live.popleft())
-            except controllers._GapError:
+            except planners.GapError:
                 self._load(self._controller)
                 break
         # What real plans take depends on the machine.
-        self._controller._plan_s, self._controller._offered_at = (0.0, 0.0), -1e9
-        failing = mock.patch.object(controllers, "offer", side_effect=RuntimeError("a bad policy"))
+        if (planner := self._controller._planner) is not None:
+            planner._plan_s, planner._planned_at = (0.0, 0.0), -1e9
+        failing = mock.patch.object(planners, "offer", side_effect=RuntimeError("a bad policy"))
         with failing if run.happens(run.chances.fails) else nullcontext():
             self._controller._offer(bus)  # type: ignore[arg-type]
 

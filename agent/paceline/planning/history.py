@@ -18,7 +18,7 @@ from paceline.policies import Problem, Shuffle
 from paceline.policies.base import Floats, Ints, Policy, Storage
 from paceline.policies.solve.nodes import dealt
 from paceline.policies.solve.order import remaining_in_order
-from paceline.wire import Hello, Moves, Plan
+from paceline.wire import PLANNED, Hello, Moves, Plan
 
 # `load` reads records of at most this many steps after the adopted segments. Ranks report each step
 # immediately, so their records may arrive before the segment is adopted.
@@ -257,7 +257,7 @@ class History:
             self._epoch_known = True
         else:
             self._trained(plan)
-        if plan.source == "controller":
+        if plan.source in PLANNED:
             self.feedback = plan.feedback
             self._memory, self._before = (plan.version, plan.memory), None
             self.anew = False

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.core.terms import Terms
+from paceline.planning.process import PolicyInForce
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.epochs import EpochSteps
@@ -25,7 +26,8 @@ class RunContext:
 
     `data` is set if samples are stored on the nodes, and `reader` if the data is a stream. With
     `uneven_steps`, ranks may have different numbers of iterations of the training loop. With
-    `prove`, the loss is checked before the first step (`paceline.train.proof`).
+    `prove`, the loss is checked before the first step (`paceline.train.proof`). With `policy`, rank
+    0 plans while no controller does, and begins with this policy if there is no control plane.
     """
 
     terms: Terms
@@ -37,3 +39,9 @@ class RunContext:
     data: NodeData | None = None
     reader: StreamReader | None = None
     prove: bool = True
+    policy: PolicyInForce | None = None
+
+    @property
+    def planned(self) -> bool:
+        """True if a policy may plan the run: a controller's, or rank 0's."""
+        return self.environment.run is not None or self.policy is not None

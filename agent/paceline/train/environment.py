@@ -48,6 +48,8 @@ class Environment:
     reform: Path | None = None
     # File with the memory limits that earlier attempts learned for this rank's device.
     memory: Path | None = None
+    # Name of the policy with which rank 0 plans without a control plane; None: the script's.
+    policy: str | None = None
     # True if PACELINE_SERVER, the address of a server, is set. Paceline's launchers do not pass
     # that variable to ranks.
     server: bool = False
@@ -85,6 +87,7 @@ class Environment:
             placement=_names(variables, "PACELINE_PLACEMENT"),
             reform=Path(reforms) if reforms else None,
             memory=Path(memory) / f"{place}.json" if memory else None,
+            policy=variables.get("PACELINE_POLICY") or None,
             server=bool(variables.get("PACELINE_SERVER")),
         )
 

@@ -82,7 +82,7 @@ def prove_first(state: TrainingState, loader: Loading, frame: FrameType) -> None
     # Number of samples of the largest local batch if a step is split equally.
     equal = -(-state.context.terms.global_batch // startup.world)
     has_room = not limits or min(limits) >= equal
-    planned = state.context.environment.run is not None
+    planned = state.context.planned
     if startup.world == 1 or startup.lanes is not None or (has_room and not planned):
         return
     loader.answer = answer = prove(state, loader, frame)

@@ -16,14 +16,13 @@ from dataclasses import asdict
 
 import msgspec
 
-from paceline.node.spool import Spool
 from paceline.train.mesh import GroupTimes, PendingTimes
 from paceline.train.plan_shard import LocalStep
 from paceline.train.sink import Sink
 from paceline.train.sync.base import Round
+from paceline.train.times_queue import TimesQueue
 from paceline.train.timing import RunningStep
 from paceline.wire import (
-    TELEMETRY,
     Evaluation,
     LongPhase,
     Message,
@@ -60,22 +59,22 @@ class Emitter:
     thread; only an outage of the bus changes this order.
 
     Args:
-        run, bus, spool, stream: see `Sink`.
+        sink: gets all messages; None: the run has no control plane.
         memory: measures the memory in use, in bytes; the thread calls it every `FLUSH_S`.
+        times: gets the records of steps; None: rank 0 does not plan.
         long_phase: returns a report of a long phase, or None; the thread calls it at every flush.
     """
 
     def __init__(
         self,
-        run: str,
-        bus: str | None,
-        spool: Spool | None,
+        sink: Sink | None,
         memory: Callable[[], int],
-        stream: str = TELEMETRY,
+        times: TimesQueue | None = None,
         long_phase: Callable[[], LongPhase | None] = lambda: None,
     ) -> None:
         self._long_phase = long_phase
-        self._sink = Sink(run, bus, spool, stream)
+        self._sink = sink
+        self._times = times
         self._memory = memory
         self._queue: deque[Record | Message | threading.Event] = deque()
         self._full = threading.Lock()
@@ -94,7 +93,7 @@ class Emitter:
     @property
     def dropped(self) -> int:
         """Return the number of records lost so far."""
-        return self.overflowed + self._sink.lost
+        return self.overflowed + (0 if self._sink is None else self._sink.lost)
 
     def record(self, record: Record) -> None:
         """Send a record with the next flush."""
@@ -132,26 +131,43 @@ class Emitter:
             )
 
     def _work(self) -> None:
-        while True:
+        closing = False
+        while not closing:
             closing = self._closing
             if (now := time.monotonic()) >= self._measure_at:
                 self.memory_bytes, self._measure_at = self._memory(), now + FLUSH_S
-            self._sink.retry()
             self.feed()
-            for message in self._collect():
+            messages = self._collect()
+            if self._times is not None:
+                self._send_times(self._times, messages)
+            if self._sink is not None:
+                self._send(self._sink, messages, closing)
+            for message in messages:
                 if isinstance(message, threading.Event):
                     message.set()
-                else:
-                    self._sink.deliver(message)
-            if (report := self._long_phase()) is not None:
-                self._sink.deliver(report)
-            if closing:
-                self._sink.end()
-                break
-            self._sink.tend(self.dropped)
-            self._wake.wait(FLUSH_S)
-            self._wake.clear()
-        self._sink.close(self.dropped)
+            if not closing:
+                self._wake.wait(FLUSH_S)
+                self._wake.clear()
+        if self._sink is not None:
+            self._sink.close(self.dropped)
+
+    def _send_times(self, times: TimesQueue, messages: list[Message | threading.Event]) -> None:
+        for message in messages:
+            if isinstance(message, StepBatch):
+                times.add(message.records)
+        times.send()
+
+    def _send(self, sink: Sink, messages: list[Message | threading.Event], closing: bool) -> None:
+        sink.retry()
+        for message in messages:
+            if not isinstance(message, threading.Event):
+                sink.deliver(message)
+        if (report := self._long_phase()) is not None:
+            sink.deliver(report)
+        if closing:
+            sink.end()
+        else:
+            sink.tend(self.dropped)
 
     def _collect(self) -> list[Message | threading.Event]:
         """Return the queued messages, with the records of each kind joined to batches, in order."""

@@ -122,8 +122,8 @@ class TrainingState:
             moments = shared_moments(startup.store, startup.sizes)
             return device.measured_flops(self.progress.step + 1, moments, samples)
 
-        known = self.context.environment.run is not None
-        self.findings.devices = introduce(startup, device.described(), trial, may_try=known)
+        planned = self.context.planned
+        self.findings.devices = introduce(startup, device.described(), trial, may_try=planned)
 
     def activity(self) -> Activity:
         """Return the rank's current or last step, and its phase. Any thread may call this."""

@@ -24,13 +24,16 @@ from paceline.train.long_phases import Activity, PhaseMonitor
 from paceline.train.mesh import GroupTimes, SilentReporter
 from paceline.train.plan.follower import Follower
 from paceline.train.plan.leader import Leader
-from paceline.train.plan.proposals import Proposals
+from paceline.train.plan.local import LocalPlanner
+from paceline.train.plan.proposals import ControlStream, Proposals
 from paceline.train.plan_shard import LocalStep
 from paceline.train.profile import Profile
 from paceline.train.report import Emitter, Reporter, RoundReporter
+from paceline.train.sink import Sink
 from paceline.train.startup import Startup
 from paceline.train.sync.suitability import OnFallback
-from paceline.wire import MOST_WHY, TELEMETRY, Fallback, Hello, RankDevice, run_telemetry
+from paceline.train.times_queue import TimesQueue
+from paceline.wire import MOST_WHY, TELEMETRY, Adopted, Fallback, Hello, RankDevice, run_telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -78,13 +81,17 @@ def connect(
     environment, data = context.environment, context.data
     by_size = context.terms.loss_mean == "size"
     rank, run, attempt = startup.rank, environment.run, environment.attempt
-    emitter = leader = times = None
+    emitter = leader = times = local = None
     reporter: Reporter | SilentReporter | None = None
     # The exit stack ends the threads if a later part cannot be made.
     with ExitStack() as exit_stack:
-        if run is not None and startup.speaks:
+        if startup.speaks and (run is not None or context.policy is not None):
             emitter = emitter_of(
-                environment, run, rank, context.device.memory, PhaseMonitor(attempt, rank, activity)
+                environment,
+                rank,
+                context.device.memory,
+                PhaseMonitor(attempt, rank, activity),
+                None if context.policy is None else TimesQueue(startup.store, startup.world),
             )
             exit_stack.callback(emitter.close)
             if hello is not None:
@@ -92,20 +99,25 @@ def connect(
             if data is not None:
                 data.send = emitter.send
         if startup.leads:
-            proposals = _proposals(environment)
-            if proposals is not None:
-                exit_stack.callback(proposals.close)
+            proposals = Proposals(attempt)
+            if (stream := _control_stream(environment, proposals)) is not None:
+                exit_stack.callback(stream.close)
+            if context.policy is not None and hello is not None:
+                alone = stream is None
+                policy = context.policy if alone else None
+                local = LocalPlanner(startup.store, hello, proposals, policy, alone=alone)
+                exit_stack.callback(local.close)
             leader = Leader(
                 context,
                 startup,
                 start,
-                proposals=proposals,
-                announce=emitter.send if emitter is not None else None,
+                proposals=proposals if stream is not None or local is not None else None,
+                announce=_announce(emitter, local),
                 uneven=uneven,
             )
         follower = Follower(startup.store, rank, leader, *([] if data is None else [data.take]))
         exit_stack.callback(follower.close)
-        if run is not None and startup.lanes is not None:
+        if emitter is not None and startup.lanes is not None:
             times = GroupTimes(startup.lanes)
             exit_stack.callback(times.close)
         if emitter is not None:
@@ -239,15 +251,36 @@ def warn_of_restarts(
 
 
 def emitter_of(
-    environment: Environment, run: str, rank: int, memory: Callable[[], int], phases: PhaseMonitor
+    environment: Environment,
+    rank: int,
+    memory: Callable[[], int],
+    phases: PhaseMonitor,
+    times: TimesQueue | None = None,
 ) -> Emitter:
     """Make the thread that sends the telemetry of a rank."""
+    run = environment.run
+    if run is None:
+        return Emitter(None, memory, times)
     spool = None
     if environment.spool is not None:
         name = f"attempt{environment.attempt}-rank{rank}"
         spool = Spool(environment.spool, name, environment.spool_bytes)
     stream = TELEMETRY if environment.key is None else run_telemetry(run)
-    return Emitter(run, environment.bus, spool, memory, stream, phases.look)
+    return Emitter(Sink(run, environment.bus, spool, stream), memory, times, phases.look)
+
+
+def _announce(
+    emitter: Emitter | None, local: LocalPlanner | None
+) -> Callable[[Adopted], None] | None:
+    if local is None:
+        return None if emitter is None else emitter.send
+
+    def announce(adopted: Adopted) -> None:
+        if emitter is not None:
+            emitter.send(adopted)
+        local.adopted(adopted)
+
+    return announce
 
 
 def _on_fallback(emitter: Emitter, attempt: int) -> OnFallback:
@@ -257,9 +290,9 @@ def _on_fallback(emitter: Emitter, attempt: int) -> OnFallback:
     return on_fallback
 
 
-def _proposals(environment: Environment) -> Proposals | None:
+def _control_stream(environment: Environment, proposals: Proposals) -> ControlStream | None:
     run, bus = environment.run, environment.bus
     if run is None or bus is None:
         return None
     first_attempt = environment.first_attempt
-    return Proposals(bus, run, environment.attempt, environment.key, first_attempt=first_attempt)
+    return ControlStream(bus, run, proposals, environment.key, first_attempt=first_attempt)

@@ -71,7 +71,7 @@ from paceline.wire.metrics import (
     MetricBatch,
     MetricRecord,
 )
-from paceline.wire.plan import Assignment, Paces, Plan, pack_samples
+from paceline.wire.plan import CONTROLLER, LOCAL, PLANNED, Assignment, Paces, Plan, pack_samples
 from paceline.wire.shards import NOWHERE, Moves, Shards
 from paceline.wire.states import ENDED, State
 from paceline.wire.streams import (
@@ -98,15 +98,18 @@ __all__ = [
     "CHANGES",
     "CHANGES_LENGTH",
     "COMMANDS_LENGTH",
+    "CONTROLLER",
     "CONTROL_LENGTH",
     "ENDED",
     "FAILED_ELSEWHERE",
     "INGEST_GROUP",
+    "LOCAL",
     "MOST_METRICS",
     "MOST_PENDING",
     "MOST_WHY",
     "NOWHERE",
     "OBSERVED",
+    "PLANNED",
     "PROTOCOL_VERSION",
     "RENDEZVOUS_GONE",
     "SYNC_NAMES",

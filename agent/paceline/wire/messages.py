@@ -428,6 +428,9 @@ class Proposal(msgspec.Struct, frozen=True, tag="proposal"):
     plan: Plan
     # The id of the controller that made the plan.
     controller: str
+    # The policy's parameters that are not the defaults. If controllers are away, rank 0 plans on
+    # with the last proposal's policy.
+    parameters: dict[str, Any] = {}
 
 
 class _Order(msgspec.Struct, frozen=True):

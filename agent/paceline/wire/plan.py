@@ -52,7 +52,10 @@ _LONGEST_RANGE = 2**20
 _MOST_THREADS = 65_536
 # Minimum of a share that is not 0, so that dividing by the share gives a finite number.
 _SMALLEST_SHARE = 1e-9
-_SOURCES = ("controller", "coast", "equal")
+# Sources of plans that a policy made: a controller, or rank 0 while no controller plans.
+CONTROLLER, LOCAL = "controller", "local"
+PLANNED = (CONTROLLER, LOCAL)
+_SOURCES = (*PLANNED, "coast", "equal")
 # Maximum number of seconds per size unit, sample or step. With larger numbers, their products with
 # sizes, and sums of these, might not be finite.
 _MOST_PACE = 1e6
@@ -145,8 +148,9 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     policy: str
     # Policy version of the run: 0 at the start; each switch adds 1.
     version: int
-    # Origin of the plan. "controller"; "coast": the leader planned because no proposal came in
-    # time; or "equal": the leader planned with equal local batches, because the script's loss
+    # Origin of the plan. "controller"; "local": rank 0 planned with the policy, because no
+    # controller did; "coast": the leader repeated the last split, because no proposal came in time;
+    # or "equal": the leader planned with equal local batches, because the script's loss
     # allows no others.
     source: str
     epoch_end: bool
@@ -244,7 +248,7 @@ def pack_samples(samples: Ints) -> bytes:
 
 def _of_texts(plan: Plan) -> str | None:
     if plan.source not in _SOURCES:
-        return f"source is {plan.source!a}: it must be 'controller', 'coast' or 'equal'"
+        return f"source is {plan.source!a}: it must be 'controller', 'local', 'coast' or 'equal'"
     return defects.of_text(plan.policy, "policy") or defects.of_text(plan.why, "why")
 
 

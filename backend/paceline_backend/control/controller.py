@@ -18,16 +18,13 @@ import redis
 
 from paceline import policies
 from paceline.core.outage import Outage
-from paceline.planning.feedback import Window
-from paceline.planning.history import AHEAD, History
-from paceline.planning.offer import offer
-from paceline.policies import Policy, Shuffle
+from paceline.planning.planner import GapError, Planner
+from paceline.policies import Policy
 from paceline.wire import (
     CONTROL_LENGTH,
     ENDED,
     Adopted,
     Message,
-    Plan,
     Proposal,
     RunChanged,
     RunState,
@@ -54,12 +51,6 @@ _MOST_ENTRIES_READ = 20
 _CONTROLLER_RESTART_S = 5.0
 # Maximum length of a logged reason in characters, and maximum number of reasons logged for a run.
 _REASON_LENGTH, _REASONS = 500, 1_000
-# The same segment is planned again only after a pause of this many times the planning time.
-_SPARE = 5.0
-
-
-class _GapError(Exception):
-    """The live stream skipped an adopted segment, so the run must be reloaded from the database."""
 
 
 class Controller:
@@ -93,19 +84,11 @@ class Controller:
         self._lease = lease
         self._turns = turns or Turns()
         self._signing: bytes | None = None
-        self._history: History | None = None
-        self._window = Window(0, -1)
+        # None before the run's first Hello.
+        self._planner: Planner | None = None
+        self._switch: switches.Switch | None = None
         self._policy: Policy | None = None
-        self._policy_name = ""
-        self._version = -1
-        # Offers for the next segment, oldest first.
-        self._offers: list[tuple[Plan, Shuffle | None]] = []
-        # Attempt, segment, version and newest step that the last offer was based on.
-        self._offered: tuple[int, ...] = ()
-        self._offered_at = 0.0
         self._reported: set[str] = set()
-        # Durations of the last two plans, including the wait for their turns.
-        self._plan_s = (0.0, 0.0)
 
     def run(self, stop: threading.Event) -> None:
         """Plan until the run ends, the lease is lost or `stop` is set.
@@ -126,7 +109,7 @@ class Controller:
                 try:
                     self._follow(bus, stop, outage)
                     return
-                except _GapError:
+                except GapError:
                     continue
                 except (redis.RedisError, StoreUnavailableError) as error:
                     stop.wait(outage.failed(error))
@@ -171,118 +154,74 @@ class Controller:
         return messages if run == self._id else []
 
     def _load(self) -> None:
-        self._history = None
+        self._planner = None
         self._signing = Keys(meta.secret(self._store)).of_run(self._id)
-        self._offers, self._offered = [], ()
         with self._store.read() as connection:
             if loaded := load(connection, self._key):
-                self._history, self._window = loaded
+                self._planner = Planner(*loaded)
         self._load_policy()
 
     def _load_policy(self) -> None:
         with self._store.read() as connection:
             switch = switches.latest(connection, self._key)
-        if switch.version != self._version:
-            self._version, self._policy = switch.version, None
-            self._policy_name = switch.policy
+        if self._switch is None or switch.version != self._switch.version:
+            self._switch, self._policy = switch, None
             try:
                 self._policy = policies.make(switch.policy, switch.parameters)
             except ValueError as error:
                 self._report("planner offline: the leader repeats the last split", str(error))
-                return
-            logger.info("run %s: version %d, policy %s", self._id, switch.version, switch.policy)
-
-    def _is_new(self, attempt: int | None) -> bool:
-        if attempt is None:
-            return False
-        return self._history is None or attempt > self._history.hello.attempt
+            else:
+                logger.info(
+                    "run %s: version %d, policy %s", self._id, switch.version, switch.policy
+                )
+        if self._planner is not None:
+            self._planner.use(self._policy, switch.version)
 
     def _hear(self, message: Message) -> None:
+        planner = self._planner
         if isinstance(message, RunChanged):
             with self._store.read() as connection:
                 attempt = runs.latest_attempt(connection, self._key)
-            if self._is_new(attempt):
+            known = -1 if planner is None else planner.history.hello.attempt
+            if attempt is not None and attempt > known:
                 self._load()
             else:
                 self._load_policy()
-        elif self._history is None:
+        elif planner is None:
             return
         elif isinstance(message, StepBatch):
-            last = self._history.step + AHEAD
-            self._window.add(record for record in message.records if record.step < last)
-        elif isinstance(message, Adopted) and message.attempt == self._history.hello.attempt:
-            self._adopted(self._history, message.plan)
-
-    def _adopted(self, state: History, plan: Plan) -> None:
-        # If the leader adopted one of the offers, use its samples: the offer was validated before
-        # it was proposed, and its samples are unpacked already.
-        taken = next((made for made in self._offers if made[0] == plan), None)
-        if taken is not None:
-            # Take only the samples from the offer. `plan.memory` stays as it was decoded: the
-            # policy may still change the memory object in the offer.
-            plan.keeping(taken[0].assignment)
-        elif reason := plan.defect(state.hello.world, state.hello.samples):
-            self._report("an adopted segment is ignored", reason)
-            return
-        late = plan.seq < state.seq
-        if late and not state.lost:
-            # The segment was delivered twice.
-            return
-        if late or (plan.seq > state.seq and not state.lost):
-            raise _GapError
-        epoch = state.epoch
-        if plan.shuffled and taken is not None and (shuffle := taken[1]) is not None:
-            state.shuffled(plan, shuffle)
-        state.adopt(plan)
-        self._offers = []
-        if state.epoch != epoch and state.finished:
-            logger.info("run %s: all epochs are planned", self._id)
+            planner.add(message.records)
+        elif isinstance(message, Adopted) and message.attempt == planner.history.hello.attempt:
+            epoch = planner.history.epoch
+            try:
+                planner.adopt(message.plan)
+            except ValueError as error:
+                self._report("an adopted segment is ignored", str(error))
+            if planner.history.epoch != epoch and planner.history.finished:
+                logger.info("run %s: all epochs are planned", self._id)
 
     def _offer(self, bus: redis.Redis) -> None:
         """Propose the next segment, unless nothing has changed since the last proposal."""
-        state = self._history
-        if state is None or state.lost or state.finished or not self._lease.held():
+        planner, switch = self._planner, self._switch
+        if planner is None or switch is None or not self._lease.held() or not planner.is_due():
             return
-        if self._policy is None:
-            return
-        basis = (state.hello.attempt, state.seq, self._version, self._window.newest)
-        if basis == self._offered:
-            return
-        only_feedback = basis[:-1] == self._offered[:-1]
-        if only_feedback and time.monotonic() < self._offered_at + _SPARE * self._plan_s[1]:
-            return
+        since = time.monotonic()
         try:
-            asked_at = time.monotonic()
-            # Estimate the planning time as the shorter of the last two, because a policy's first
-            # plan can import and compile modules.
-            with self._turns.turn(self._key), tracing.now().plan(self._id, self._policy_name):
-                made = offer(state, self._window, self._policy, self._version, min(self._plan_s))
-            plan = made[0]
-            # Check the segment as the leader does, because the leader would refuse it for the same
-            # reason.
-            reason: Exception | str | None = plan.defect(state.hello.world, state.hello.samples)
-        # Policies are plug-ins, and a stored state may come from another version of the plug-in, so
-        # any error can occur.
+            # With many runs, each is planned less often, because `since` includes the wait for the
+            # turn.
+            with self._turns.turn(self._key), tracing.now().plan(self._id, switch.policy):
+                plan = planner.plan(since)
         except Exception as error:
-            reason = error
-        if reason is not None:
-            self._report("planning is paused until new telemetry arrives", reason)
-            state.forget_memory()
-            self._offered = basis
+            self._report("planning is paused until new telemetry arrives", error)
             return
-        # The time includes the wait for the turn, so that with many runs each is planned less
-        # often.
-        self._plan_s = (self._plan_s[1], time.monotonic() - asked_at)
         # The lease may have expired while the policy planned.
         if not self._lease.held():
             return
-        proposal = Proposal(state.hello.attempt, plan, self._lease.owner)
+        attempt = planner.history.hello.attempt
+        proposal = Proposal(attempt, plan, self._lease.owner, switch.parameters)
         publish(
             bus, control(self._id), proposal, self._id, maxlen=CONTROL_LENGTH, key=self._signing
         )
-        self._offers.append(made)
-        self._offered = basis
-        self._offered_at = time.monotonic()
 
 
 def _newest(bus: redis.Redis, stream: str) -> bytes:

@@ -10,6 +10,7 @@ import redis
 from paceline.node.spool import Spool
 from paceline.train import sink
 from paceline.train.report import Emitter
+from paceline.train.sink import Sink
 from paceline.wire import Hello, Message
 from paceline_backend.server.embedded import EmbeddedBus
 from support.disks import SmallDisk
@@ -47,7 +48,7 @@ def delivered(url: str, disk: SmallDisk) -> list[Message]:
 def test_records_wait_in_memory_for_bus_and_spool(
     bus: EmbeddedBus, spool: Spool, small_disk: SmallDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    emitter = Emitter(RUN, bus.url, spool, lambda: 0)
+    emitter = Emitter(Sink(RUN, bus.url, spool), lambda: 0)
     emitter.record(step_record(0))
     until(lambda: steps_of(on_bus(bus.url)) == [0])
     small_disk.fill()
@@ -74,7 +75,7 @@ def test_memory_spools_when_the_disk_has_room_but_the_bus_is_away(
 ) -> None:
     bus.kill()
     small_disk.fill()
-    emitter = Emitter(RUN, bus.url, spool, lambda: 0)
+    emitter = Emitter(Sink(RUN, bus.url, spool), lambda: 0)
     emitter.send(hello(4))
     for seq in range(100):
         emitter.record(step_record(seq))
@@ -97,7 +98,7 @@ def test_memory_is_bounded_and_the_rest_is_counted(
     monkeypatch.setattr(sink, "HELD_BYTES", 5_000)
     monkeypatch.setattr("paceline.train.report.BATCH_LIMIT", 10)
     small_disk.fill()
-    emitter = Emitter(RUN, None, spool, lambda: 0)
+    emitter = Emitter(Sink(RUN, None, spool), lambda: 0)
     for seq in range(1_000):
         emitter.record(step_record(seq))
     until(lambda: emitter.dropped > 0)
@@ -114,7 +115,7 @@ def test_what_the_disk_does_not_take_to_the_end_is_counted(
     spool: Spool, small_disk: SmallDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
     small_disk.fill()
-    emitter = Emitter(RUN, None, spool, lambda: 0)
+    emitter = Emitter(Sink(RUN, None, spool), lambda: 0)
     emitter.record(step_record(0))
     emitter.close()
     assert emitter.dropped == 1

@@ -10,6 +10,7 @@ import pytest
 from paceline.train import report as telemetry
 from paceline.train.plan_shard import LocalStep
 from paceline.train.report import Emitter, RoundReporter
+from paceline.train.sink import Sink
 from paceline.train.sync.base import Round
 from paceline.wire import RoundBatch, RunState, State, StepBatch
 from support.reports import ROUND, RUN, on_bus, round_record, rounds_of, step_record
@@ -22,7 +23,9 @@ def test_rounds_and_steps_are_joined_and_pass_no_message(
 ) -> None:
     monkeypatch.setattr(telemetry, "BATCH_LIMIT", 2)
     queued = threading.Event()
-    emitter = Emitter(RUN, bus_url, None, lambda: int(queued.wait()))  # asked before each flush
+    emitter = Emitter(
+        Sink(RUN, bus_url, None), lambda: int(queued.wait())
+    )  # asked before each flush
     state = RunState(State.RUNNING, 0.0, "n")
     for seq in range(3):
         emitter.record(step_record(seq))
@@ -42,7 +45,7 @@ def test_rounds_and_steps_are_joined_and_pass_no_message(
 
 
 def test_a_rank_numbers_the_rounds_that_it_tells(bus_url: str) -> None:
-    emitter = Emitter(RUN, bus_url, None, lambda: 0)
+    emitter = Emitter(Sink(RUN, bus_url, None), lambda: 0)
     reporter = RoundReporter(emitter, attempt=2, rank=1)
     before = time.time()
     round_ = Round(**ROUND)

@@ -15,6 +15,7 @@ from paceline.node import spool as spool_module
 from paceline.node.spool import Spool
 from paceline.train import report as telemetry
 from paceline.train.report import Emitter
+from paceline.train.sink import Sink
 from paceline.wire import (
     Adopted,
     Evaluation,
@@ -46,7 +47,7 @@ def test_records_are_joined_and_messages_keep_their_place(
     bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(telemetry, "FLUSH_S", 3600)
-    emitter = Emitter(RUN, bus_url, None, lambda: 7)
+    emitter = Emitter(Sink(RUN, bus_url, None), lambda: 7)
     state = RunState(State.RUNNING, 0.0, "n")
     for seq in range(5):
         emitter.record(step_record(seq))
@@ -66,7 +67,7 @@ def test_a_message_does_not_wait_for_the_next_flush(
     bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(telemetry, "FLUSH_S", 3600)
-    emitter = Emitter(RUN, bus_url, None, lambda: 0)
+    emitter = Emitter(Sink(RUN, bus_url, None), lambda: 0)
     emitter.record(step_record(0))
     emitter.send(RunState(State.RUNNING, 0.0, "n"))
     until(lambda: len(on_bus(bus_url)) == 2)
@@ -77,7 +78,7 @@ def test_a_mark_is_passed_once_all_before_it_is_on_the_bus_or_in_the_spool(
     bus_url: str, spool: Spool, tmp_path: Path
 ) -> None:
     for url in (bus_url, "redis://127.0.0.1:9"):
-        emitter = Emitter(RUN, url, spool, lambda: 0)
+        emitter = Emitter(Sink(RUN, url, spool), lambda: 0)
         for step in range(5):
             emitter.record(step_record(step))
         assert emitter.mark().wait(DEADLINE_S)
@@ -94,7 +95,7 @@ def test_an_outage_goes_to_the_spool_and_what_follows_to_the_bus(
 ) -> None:
     monkeypatch.setattr(spool_module, "CHUNK_AGE_S", 3600)
     server = EmbeddedBus(tmp_path / "bus").start()
-    emitter = Emitter(RUN, server.url, spool, lambda: 0)
+    emitter = Emitter(Sink(RUN, server.url, spool), lambda: 0)
     emitter.record(step_record(0))
     until(lambda: steps_of(on_bus(server.url)) == [0])
     server.kill()
@@ -127,7 +128,7 @@ def test_a_hello_larger_than_the_spool_is_sent_once_the_bus_is_there(tmp_path: P
     server = EmbeddedBus(tmp_path / "bus").start()
     server.kill()
     directory = tmp_path / "spool"
-    emitter = Emitter(RUN, server.url, Spool(directory, "rank0", 10_000), lambda: 0)
+    emitter = Emitter(Sink(RUN, server.url, Spool(directory, "rank0", 10_000)), lambda: 0)
     emitter.send(hello(2_000))
     emitter.record(step_record(0))
     until(lambda: list(directory.glob("*.spool")) or list(directory.glob("*.part")))
@@ -146,7 +147,7 @@ def test_each_part_of_a_large_hello_arrives_once(tmp_path: Path) -> None:
     server = EmbeddedBus(tmp_path / "bus").start()
     server.kill()
     directory = tmp_path / "spool"
-    emitter = Emitter(RUN, server.url, Spool(directory, "rank0", 300_000), lambda: 0)
+    emitter = Emitter(Sink(RUN, server.url, Spool(directory, "rank0", 300_000)), lambda: 0)
     emitter.send(hello(100_000))
     emitter.record(step_record(0))
     until(lambda: list(directory.glob("*.spool")) or list(directory.glob("*.part")))
@@ -169,7 +170,7 @@ def test_memory_is_bounded_while_the_bus_hangs(
     monkeypatch.setattr(telemetry, "QUEUE_LIMIT", 100)
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"redis://127.0.0.1:{server.getsockname()[1]}/0"
-        emitter = Emitter(RUN, url, spool, lambda: 0)
+        emitter = Emitter(Sink(RUN, url, spool), lambda: 0)
         emitter.record(step_record(0))
         until(lambda: not emitter._queue)  # the thread is in the dead connection
         for seq in range(1, 1001):
@@ -187,7 +188,9 @@ def test_closing_ends_in_time_and_twice(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        emitter = Emitter(RUN, f"redis://127.0.0.1:{server.getsockname()[1]}/0", None, lambda: 0)
+        emitter = Emitter(
+            Sink(RUN, f"redis://127.0.0.1:{server.getsockname()[1]}/0", None), lambda: 0
+        )
         emitter.record(step_record(0))
         until(lambda: not emitter._queue)
         emitter.close(timeout_s=0.05)

@@ -16,6 +16,7 @@ from paceline.node.spool import Spool, dropped
 from paceline.train import report as telemetry
 from paceline.train.plan_shard import LocalStep
 from paceline.train.report import Emitter, Reporter
+from paceline.train.sink import Sink
 from paceline.train.timing import CpuClock, RunningStep
 from paceline.wire import Evaluation, MetricBatch, MetricRecord, RunState, State, StepBatch
 from support.reports import RUN, hello, in_spool, step_record, steps_of
@@ -33,7 +34,7 @@ def test_what_fits_nowhere_is_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(telemetry, "BATCH_LIMIT", 10)
     directory = tmp_path / "spool"
     spool = Spool(directory, "rank0", 1000)
-    emitter = Emitter(RUN, None, spool, lambda: 0)
+    emitter = Emitter(Sink(RUN, None, spool), lambda: 0)
     for seq in range(100):
         emitter.record(step_record(seq))
     emitter.close()
@@ -46,7 +47,7 @@ def test_a_spool_that_cannot_be_written_costs_records_not_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    emitter = Emitter(RUN, None, Spool(tmp_path / "file", "rank0", 1000), lambda: 0)
+    emitter = Emitter(Sink(RUN, None, Spool(tmp_path / "file", "rank0", 1000)), lambda: 0)
     emitter.record(step_record(0))
     emitter.close()
     assert emitter.dropped == 1
@@ -56,7 +57,7 @@ def test_a_spool_that_cannot_be_written_costs_records_not_training(
 def test_a_hello_that_is_never_sent_is_an_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    emitter = Emitter(RUN, None, Spool(tmp_path, "rank0", 10_000), lambda: 0)
+    emitter = Emitter(Sink(RUN, None, Spool(tmp_path, "rank0", 10_000)), lambda: 0)
     emitter.send(hello(2_000))
     emitter.close()
     assert "description could not be sent" in caplog.text
@@ -68,7 +69,7 @@ def test_a_spool_removed_under_the_writer_costs_its_records_and_no_more(
 ) -> None:
     monkeypatch.setattr(spool_module, "CHUNK_AGE_S", 0.3)
     directory = tmp_path / "spool"
-    emitter = Emitter(RUN, None, Spool(directory, "rank0", 1 << 20), lambda: 0)
+    emitter = Emitter(Sink(RUN, None, Spool(directory, "rank0", 1 << 20)), lambda: 0)
     emitter.record(step_record(0))
     until(lambda: list(directory.glob("*.part")))
     shutil.rmtree(directory)
@@ -106,7 +107,7 @@ def test_bad_environment_is_named() -> None:
 
 def test_a_message_larger_than_the_spool_keeps_no_other_back(tmp_path: Path) -> None:
     large = RunState(State.RUNNING, 0.0, "n", message="x" * 20_000)
-    emitter = Emitter(RUN, None, Spool(tmp_path, "rank0", 10_000), lambda: 0)
+    emitter = Emitter(Sink(RUN, None, Spool(tmp_path, "rank0", 10_000)), lambda: 0)
     emitter.send(large)
     for seq in range(10):
         emitter.record(step_record(seq))
@@ -127,7 +128,7 @@ def finished(number: int) -> RunningStep:
 
 def test_metrics_are_sent_before_the_record_of_their_step(tmp_path: Path, spool: Spool) -> None:
     """Also behind a step without metrics, in one flush."""
-    emitter = Emitter(RUN, None, spool, lambda: 0)
+    emitter = Emitter(Sink(RUN, None, spool), lambda: 0)
     records = [step_record(0), MetricRecord(0, 0, 1, 1.0, {"rate": 0.5}), step_record(1)]
 
     def feed() -> None:
@@ -141,7 +142,7 @@ def test_metrics_are_sent_before_the_record_of_their_step(tmp_path: Path, spool:
 
 
 def test_records_are_made_in_the_emitters_thread(tmp_path: Path, spool: Spool) -> None:
-    emitter = Emitter(RUN, None, spool, lambda: 0)
+    emitter = Emitter(Sink(RUN, None, spool), lambda: 0)
     reporter, read_in = Reporter(emitter, 0, 0), set()
     real = RunningStep.read
     with mock.patch.object(
@@ -179,7 +180,7 @@ def test_steps_do_not_pile_up_behind_a_thread_that_is_held_up() -> None:
 
 
 def test_the_script_hears_of_a_step_that_cannot_be_read(tmp_path: Path, spool: Spool) -> None:
-    emitter = Emitter(RUN, None, spool, lambda: 0)
+    emitter = Emitter(Sink(RUN, None, spool), lambda: 0)
     reporter, bad = Reporter(emitter, 0, 0), finished(0)
     bad._loss = "none"  # type: ignore[assignment]
     reporter.accept(bad)

@@ -50,7 +50,7 @@ class Recorder:
         if not self._node:
             stacks.register(variables)
         phases = PhaseMonitor(environment.attempt, rank, lambda: timeline.activity)
-        self._emitter = emitter_of(environment, environment.run, rank, self._device.memory, phases)
+        self._emitter = emitter_of(environment, rank, self._device.memory, phases)
 
     def reads(self, data: int, samples: int) -> None:
         """Record the number of samples of a data set that a loader reads; `data` is its `id`."""

@@ -1,15 +1,21 @@
-"""Reader of the bus for the leader: the controller's proposals, and an operator's orders."""
+"""Plans that are offered to the leader, and operators' orders: from the bus, or from rank 0 itself.
+
+`Proposals` keeps them for the leader. `ControlStream` receives those of the control plane;
+`paceline.train.plan.local` plans on rank 0 while no controller does.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Any
 
 import redis
 
 from paceline.core.outage import Outage, Refusals
 from paceline.wire import (
+    LOCAL,
     ForgedError,
     Proposal,
     StopTraining,
@@ -26,7 +32,57 @@ _RETRY_S = 0.5
 
 
 class Proposals:
-    """The controller's messages for one attempt, read by a background thread. Thread-safe.
+    """Plans offered to one attempt's leader. Thread-safe.
+
+    For each segment the newest proposal counts, but a controller's proposal before a local one.
+    """
+
+    def __init__(self, attempt: int) -> None:
+        self._attempt = attempt
+        self._proposals: dict[int, Proposal] = {}
+        self._changed = threading.Condition()
+        # Number of proposals so far, and the newest one.
+        self.received = 0
+        self.newest: Proposal | None = None
+        # The newest proposal of a controller, and the monotonic time at which it arrived.
+        self.by_controller: Proposal | None = None
+        self.controller_at = 0.0
+        self.stop_reason: str | None = None
+
+    def offer(self, proposal: Proposal) -> None:
+        """Add a proposal; those for other attempts are ignored."""
+        if proposal.attempt != self._attempt:
+            return
+        seq = proposal.plan.seq
+        with self._changed:
+            if proposal.plan.source != LOCAL:
+                self.by_controller, self.controller_at = proposal, time.monotonic()
+            elif (known := self._proposals.get(seq)) and known.plan.source != LOCAL:
+                return
+            self._proposals[seq] = self.newest = proposal
+            self.received += 1
+            self._changed.notify_all()
+
+    def stop(self, reason: str) -> None:
+        """Order the leader to end the plan."""
+        with self._changed:
+            self.stop_reason = reason
+            self._changed.notify_all()
+
+    def take(self, seq: int, wait_s: float) -> Proposal | None:
+        """Return the proposal for a segment; None if none arrives within `wait_s` seconds.
+
+        Proposals for this segment and for earlier ones are discarded.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: seq in self._proposals or self.stop_reason, wait_s)
+            proposal = self._proposals.get(seq)
+            self._proposals = {key: p for key, p in self._proposals.items() if key > seq}
+            return proposal
+
+
+class ControlStream:
+    """Background thread that receives the control plane's messages for one attempt.
 
     The thread reads the run's control stream from its start. So a proposal for this attempt counts
     even if it was sent before the attempt began. An outage of the bus does not end the thread: it
@@ -35,7 +91,7 @@ class Proposals:
     Args:
         bus: Redis URL.
         run: public run id.
-        attempt: number of the attempt; proposals for other attempts are ignored.
+        proposals: gets the plans and orders.
         key: the run's key; entries without a MAC by this key are ignored. None: no MAC is required.
         first_attempt: number of the first attempt of the newest launch; orders to stop earlier
             launches are ignored.
@@ -45,24 +101,18 @@ class Proposals:
         self,
         bus: str,
         run: str,
-        attempt: int,
+        proposals: Proposals,
         key: bytes | None = None,
         *,
         first_attempt: int = 0,
     ) -> None:
         self._client = connect(bus)
         self._stream = control(run)
-        self._attempt = attempt
+        self._proposals = proposals
         self._first_attempt = first_attempt
         self._key = key
         self._forged = Refusals(logger, "ignored a message that is not from the control plane")
-        self._proposals: dict[int, Proposal] = {}
-        self._changed = threading.Condition()
         self._closing = threading.Event()
-        # Number of proposals for this attempt so far, and the newest proposal.
-        self.received = 0
-        self.newest: Proposal | None = None
-        self.stop_reason: str | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-control", daemon=True)
         self._thread.start()
 
@@ -70,17 +120,6 @@ class Proposals:
     def refused(self) -> int:
         """Return the number of entries that were ignored because their MAC is missing or wrong."""
         return self._forged.count
-
-    def take(self, seq: int, wait_s: float) -> Proposal | None:
-        """Return the newest proposal for a segment; None if none arrives within `wait_s` seconds.
-
-        Proposals for this segment and for earlier ones are discarded.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: seq in self._proposals or self.stop_reason, wait_s)
-            proposal = self._proposals.get(seq)
-            self._proposals = {key: p for key, p in self._proposals.items() if key > seq}
-            return proposal
 
     def close(self) -> None:
         """End the thread. Wait for it at most 1 s, because its connection may be dead."""
@@ -117,10 +156,7 @@ class Proposals:
         except WireError as error:
             logger.warning("unreadable message from the controller: %s", error)
             return
-        with self._changed:
-            if isinstance(message, Proposal) and message.attempt == self._attempt:
-                self._proposals[message.plan.seq] = self.newest = message
-                self.received += 1
-            elif isinstance(message, StopTraining) and message.meant(self._first_attempt):
-                self.stop_reason = message.reason
-            self._changed.notify_all()
+        if isinstance(message, Proposal):
+            self._proposals.offer(message)
+        elif isinstance(message, StopTraining) and message.meant(self._first_attempt):
+            self._proposals.stop(message.reason)

@@ -1,0 +1,136 @@
+"""Planning process of rank 0, in which an attempt is planned while no controller plans it.
+
+The process gets an attempt over a socket: a `Begin`, then what the ranks report and the leader
+adopts. It sends back encoded plans. It is a process and not a thread so
+that rank 0, which trains, does not share an interpreter with it. It ends when rank 0 closes the
+socket or ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+
+from paceline import policies
+from paceline.planning.feedback import Window
+from paceline.planning.history import History
+from paceline.planning.planner import Planner
+from paceline.wire import LOCAL, Hello, Plan, StepBatch
+
+_plans = msgspec.msgpack.Decoder(Plan)
+_batches = msgspec.msgpack.Decoder(StepBatch)
+
+
+@dataclass(frozen=True)
+class PolicyInForce:
+    """A policy's name, its parameters that are not the defaults, and the run's policy version."""
+
+    name: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The first message to the process: the attempt, and the policy.
+
+    Args:
+        hello: description of the attempt.
+        adopted: the attempt's adopted segments, encoded, in order; the oldest may be missing.
+        measured: the ranks' newest records, as encoded `StepBatch`es.
+        policy: the policy in force.
+    """
+
+    hello: Hello
+    adopted: list[bytes]
+    measured: list[bytes]
+    policy: PolicyInForce
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The leader has adopted a segment, an encoded `Plan`."""
+
+    plan: bytes
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Ranks have reported steps, an encoded `StepBatch`."""
+
+    batch: bytes
+
+
+@dataclass(frozen=True)
+class Failed:
+    """To rank 0: no plan can be made. If `for_good`, the process ends."""
+
+    reason: str
+    for_good: bool = False
+
+
+def main() -> None:
+    """Plan an attempt for rank 0 until it closes the connection, whose number is the argument."""
+    # Rank 0 may close its end, or end, at any time.
+    with suppress(EOFError, ConnectionError):
+        _plan_for(Connection(int(sys.argv[1])))
+
+
+def _plan_for(rank: Connection) -> None:
+    begin = rank.recv()
+    assert isinstance(begin, Begin)
+    try:
+        policy = policies.make(begin.policy.name, begin.policy.parameters)
+    except ValueError as error:
+        rank.send(Failed(str(error), for_good=True))
+        return
+    # The first plan comes before all kernels are compiled, because each is compiled when used.
+    planner = Planner(*_attempt(begin), source=LOCAL)
+    planner.use(policy, begin.policy.version)
+    heard: SimpleQueue[Segment | Measured | None] = SimpleQueue()
+    # A thread reads, because rank 0 does not read plans while it waits to write.
+    threading.Thread(target=_read, args=[rank, heard], daemon=True).start()
+    while True:
+        while not (planner.is_due() and heard.empty()):
+            message = heard.get()
+            if message is None:
+                return
+            _hear(planner, message)
+        try:
+            made = planner.plan()
+        # Policies are plug-ins, so any error can occur.
+        except Exception as error:
+            rank.send(Failed(f"{type(error).__name__}: {error}"))
+        else:
+            rank.send(msgspec.msgpack.encode(made))
+
+
+def _read(rank: Connection, heard: SimpleQueue[Segment | Measured | None]) -> None:
+    try:
+        while True:
+            heard.put(rank.recv())
+    except (EOFError, OSError):
+        heard.put(None)
+
+
+def _attempt(begin: Begin) -> tuple[History, Window]:
+    history, window = History(begin.hello), Window(begin.hello.world, begin.hello.attempt)
+    for packed in begin.adopted:
+        history.adopt(_plans.decode(packed))
+    for packed in begin.measured:
+        window.add(_batches.decode(packed).records)
+    return history, window
+
+
+def _hear(planner: Planner, message: Segment | Measured) -> None:
+    if isinstance(message, Segment):
+        planner.adopt(_plans.decode(message.plan))
+    else:
+        planner.add(_batches.decode(message.batch).records)

@@ -1,0 +1,262 @@
+"""Planning on rank 0 while no controller plans the run.
+
+Each rank sends the records of its steps through a queue in the ranks' store
+(`paceline.train.times_queue`). On rank 0 the thread of a `LocalPlanner` reads the queue and follows
+the adopted segments. If there is no controller, or none that answers, the thread starts a planning
+process (`paceline.planning.process`), and offers its plans to the leader. Once a controller plans
+again, the thread ends the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from torch.distributed import DistError
+
+from paceline.planning.process import Begin, Failed, Measured, PolicyInForce, Segment
+from paceline.train.plan.proposals import Proposals
+from paceline.train.times_queue import QUEUE
+from paceline.wire import CONTROLLER, Adopted, Hello, Plan, Proposal
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+logger = logging.getLogger(__name__)
+
+# Interval at which rank 0 reads the queue while it plans, and while a controller does.
+_READ_S, _IDLE_READ_S = 0.1, 1.0
+# A controller is away if it has proposed nothing for this many seconds after a segment began.
+AWAY_S = 1.5
+# Pause before a planning process that ended is started again: first, and at most.
+_RETRY_S, _MOST_RETRY_S = 2.0, 60.0
+_CLOSE_S = 2.0
+# Number of newest entries of the queue that are kept for each rank.
+_KEPT = 64
+_PROGRAM = "from paceline.planning.process import main; main()"
+# Planning uses one core: the ranks need the others.
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+_plans = msgspec.msgpack.Decoder(Plan)
+
+
+class LocalPlanner:
+    """Rank 0's planner, which plans while no controller does.
+
+    Args:
+        store: the ranks' store.
+        hello: description of the attempt.
+        proposals: gets the plans.
+        policy: the policy to begin with; None: the policy of the first controller that proposes a
+            segment.
+        alone: True if the run has no control plane.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        hello: Hello,
+        proposals: Proposals,
+        policy: PolicyInForce | None,
+        *,
+        alone: bool,
+    ) -> None:
+        self._store: Any = store.clone()  # type: ignore[attr-defined]
+        self._hello = hello
+        self._proposals = proposals
+        self._policy = policy
+        self._alone = alone
+        # Encoded adopted segments of the current and the last epoch, each with its epoch.
+        self._adopted: deque[tuple[int, bytes]] = deque()
+        self._measured: deque[bytes] = deque(maxlen=_KEPT * hello.world)
+        self._new: deque[Plan] = deque()
+        self._newest: Plan | None = None
+        # Time of the first segment that was adopted after the controller's last proposal.
+        self._unanswered: float | None = None
+        self._child: _Child | None = None
+        self._retry_s, self._retry_at = _RETRY_S, 0.0
+        # The policy that cannot be used here.
+        self._unusable: PolicyInForce | None = None
+        self._reported: set[str] = set()
+        # A pipe that wakes the thread.
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="paceline-planning", daemon=True)
+        self._thread.start()
+
+    def adopted(self, adopted: Adopted) -> None:
+        """Hear that the leader has adopted a segment. Thread-safe."""
+        self._new.append(adopted.plan)
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        # If the pipe is full, the thread will wake up anyway.
+        with suppress(BlockingIOError):
+            os.write(self._wake, b"x")
+
+    def close(self) -> None:
+        """End the thread and the process."""
+        self._closing = True
+        self._wake_up()
+        self._thread.join(_CLOSE_S)
+        if not self._thread.is_alive():
+            os.close(self._wake)
+            os.close(self._woken)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._decide()
+                sources: list[Any] = [self._woken]
+                if self._child is not None:
+                    sources.append(self._child.connection)
+                ready = wait(sources, _READ_S if self._child is not None else _IDLE_READ_S)
+                if self._woken in ready:
+                    os.read(self._woken, 4096)
+                self._read_adopted()
+                self._read_times()
+                if self._child is not None and self._child.connection in ready:
+                    self._receive(self._child)
+        # Training goes on without plans; the leader repeats the last split.
+        except Exception as error:
+            logger.warning("rank 0 does not plan any more: %s", error, exc_info=error)
+        finally:
+            if self._child is not None:
+                self._child.end()
+
+    def _read_adopted(self) -> None:
+        while self._new:
+            plan = self._new.popleft()
+            packed = msgspec.msgpack.encode(plan)
+            self._newest = plan
+            if self._unanswered is None and plan.seq >= self._answered:
+                self._unanswered = time.monotonic()
+            while self._adopted and self._adopted[0][0] < plan.epoch - 1:
+                self._adopted.popleft()
+            self._adopted.append((plan.epoch, packed))
+            self._tell(Segment(packed))
+
+    @property
+    def _answered(self) -> int:
+        """The segment that a controller proposed last; -1: none."""
+        proposal = self._proposals.by_controller
+        return -1 if proposal is None else proposal.plan.seq
+
+    def _read_times(self) -> None:
+        # Only this thread takes entries.
+        try:
+            for _ in range(self._store.queue_len(QUEUE)):
+                packed = self._store.queue_pop(QUEUE, False)
+                self._measured.append(packed)
+                self._tell(Measured(packed))
+        # Ranks may have closed the store.
+        except (DistError, RuntimeError) as error:
+            self._report(f"the ranks' times cannot be read: {error}")
+
+    def _decide(self) -> None:
+        """Start the planning process if no controller plans, and end it if one does."""
+        now = time.monotonic()
+        proposal = self._proposals.by_controller
+        if proposal is not None:
+            self._policy = PolicyInForce(
+                proposal.plan.policy, proposal.parameters, proposal.plan.version
+            )
+            if self._newest is None or proposal.plan.seq > self._newest.seq:
+                self._unanswered = None
+        away = self._alone or (self._unanswered is not None and now - self._unanswered > AWAY_S)
+        if self._child is None:
+            if away and self._policy not in (None, self._unusable) and now >= self._retry_at:
+                self._start(self._policy)
+        elif not away and self._newest is not None and self._newest.source == CONTROLLER:
+            logger.info("a controller plans again, from segment %d", self._newest.seq)
+            self._child.end()
+            self._child = None
+
+    def _start(self, policy: PolicyInForce | None) -> None:
+        assert policy is not None
+        if not self._alone:
+            logger.warning(
+                "no controller has planned for %g s: rank 0 plans, with policy %s",
+                AWAY_S,
+                policy.name,
+            )
+        self._child = _Child(policy)
+        adopted = [packed for _, packed in self._adopted]
+        begin = Begin(self._hello, adopted, list(self._measured), policy)
+        self._tell(begin)
+
+    def _tell(self, message: object) -> None:
+        if self._child is None:
+            return
+        try:
+            self._child.connection.send(message)
+        except OSError as error:
+            self._lost(self._child, str(error))
+
+    def _receive(self, child: _Child) -> None:
+        try:
+            while self._child is child and child.connection.poll():
+                self._take(child, child.connection.recv())
+        except (EOFError, OSError) as error:
+            self._lost(child, str(error) or "it ended")
+
+    def _take(self, child: _Child, answer: bytes | Failed) -> None:
+        if isinstance(answer, Failed):
+            what = f"rank 0 cannot plan with {child.policy.name}: {answer.reason}"
+            self._report(f"{what}: it repeats the last split")
+            if answer.for_good:
+                self._unusable = child.policy
+                child.end()
+                self._child = None
+            return
+        self._retry_s = _RETRY_S
+        plan = _plans.decode(answer)
+        self._proposals.offer(
+            Proposal(self._hello.attempt, plan, "rank 0", child.policy.parameters)
+        )
+
+    def _lost(self, child: _Child, why: str) -> None:
+        child.end()
+        self._child = None
+        self._report(f"rank 0's planning process ended: {why}")
+        self._retry_at = time.monotonic() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)
+
+    def _report(self, words: str) -> None:
+        if words not in self._reported:
+            self._reported.add(words)
+            logger.warning("%s", words)
+
+
+class _Child:
+    """A planning process."""
+
+    def __init__(self, policy: PolicyInForce) -> None:
+        self.policy = policy
+        self.connection, of_child = Pipe()
+        number = of_child.fileno()
+        program = [sys.executable, "-c", _PROGRAM, str(number)]
+        environment = {**os.environ, **_ONE_THREAD}
+        try:
+            self._process = subprocess.Popen(
+                program, pass_fds=[number], stdin=subprocess.DEVNULL, env=environment
+            )
+        finally:
+            of_child.close()
+
+    def end(self) -> None:
+        """End the process. It ends itself when its connection closes, unless it plans."""
+        self.connection.close()
+        self._process.kill()
+        self._process.wait()
