@@ -166,7 +166,10 @@ class Models:
         return len(self.a)
 
     def weighed(self) -> list[tuple[float, Models]]:
-        """Return pairs (probability, models): one for these models, and one for each rival."""
+        """Return pairs (probability, models): one for these models, and one for each rival.
+
+        The returned models have no rivals themselves.
+        """
         rest = 1.0 - sum(chance for chance, _ in self.rivals)
         return [(rest, replace(self, rivals=())), *self.rivals]
 

@@ -258,7 +258,7 @@ class Limits:
 
     @property
     def of_micro_batches(self) -> list[int]:
-        """Return each rank's micro-batch limit in samples, [W]; empty: no micro-batches."""
+        """Return each rank's micro-batch limit in samples, [W]; empty: no limit or not cut."""
         return self.samples if self.micro_batches else []
 
     @property
@@ -268,7 +268,7 @@ class Limits:
 
     @property
     def tokens_of_micro_batches(self) -> list[float]:
-        """Return each rank's micro-batch limit in total size, [W]; empty: no micro-batches."""
+        """Return each rank's micro-batch limit in total size, [W]; empty: no limit or not cut."""
         return self.tokens if self.micro_batches else []
 
 

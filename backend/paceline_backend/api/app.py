@@ -166,8 +166,8 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     for entry in entry_points(group="paceline.web"):
         entry.load()(app)
     openapi.complete(app)
-    # Authentication must come before middleware of the pages, which may answer without calling a
-    # route.
+    # The middleware that is added last runs first. Authentication must come before middleware of
+    # the pages, which may answer without calling a route.
     further: dict[Scope, str | None] = {
         "agent": settings.agent_token,
         "viewer": settings.viewer_token,

@@ -59,6 +59,7 @@ def holders(
     attempt in which the log was written, or None for the newest attempt.
 
     Raises:
+        UnknownRunError: no such run.
         ConflictError: the rank has no log of its own.
     """
     row = runs.get(store, run)

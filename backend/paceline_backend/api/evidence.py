@@ -387,6 +387,7 @@ def _attributed(request: Request, run: int, span: Range, points: int) -> dict[st
         span = (span[0], int(seen.step[-1]))
     with store_of(request).read() as connection:
         rows = read_rows(connection, run, span, placement)
+    # `attribute` computes for a while, so the database connection is returned before the call.
     result = attribute(rows)
     nodes = None if placement is None else placement.nodes
     slow, forecast, gpus = slow_node(verdict), None, []

@@ -214,6 +214,7 @@ class Logs:
         They are sorted by attempt, rank, output and node; logs of launchers come first.
 
         Raises:
+            UnknownRunError: no such run.
             ConflictError: no node of the run has an agent that can answer.
             ProblemError: no node of the run has answered in time.
         """
@@ -233,6 +234,7 @@ class Logs:
         """Return a part of a log from `node`; None: from the node of the rank.
 
         Raises:
+            UnknownRunError: no such run.
             InvalidRequestError: the run has no such node, or several nodes have a launcher's log.
             ConflictError: the node has no agent that can answer.
             ProblemError: there is no such log, or the node has not answered in time.

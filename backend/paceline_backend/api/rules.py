@@ -141,7 +141,12 @@ def _ruled(app: FastAPI, context: RouteContext) -> Ruled:
 
 
 def _rule(app: FastAPI, path: str, methods: frozenset[str], context: RouteContext) -> Allow | None:
-    """Return the intersection of the rules that a route depends on."""
+    """Return a route's rule, or None if no caller may use the route.
+
+    The rule is the one in `app.state.rules` for the path, else the intersection of the rules that
+    the route depends on. A route without a rule is closed, and so is one that changes something
+    although the intersection includes the role `viewer`.
+    """
     declared: dict[str, Allow] = app.state.rules
     if path in declared:
         return declared[path]

@@ -243,7 +243,8 @@ def words(sides: Sequence[Side], rows: Sequence[dict[str, Any]]) -> list[str]:
 def results(store: Store, sides: Sequence[Side], price: Price | None) -> list[dict[str, Any]]:
     """Return rows about metrics, targets and cost, in the form of the rows of `differences`.
 
-    Each row also has `metric` and `target`; both are None for a row about cost.
+    Each row also has `metric` and `target`; both are None for a row about cost. Without a price
+    there are no rows about cost.
     """
     of = {name: runs.get(store, name) for name in dict.fromkeys(side.run for side in sides)}
     with store.read() as connection:

@@ -1,8 +1,8 @@
 """Cost of runs: the time of their ranks multiplied by the price of a worker-hour.
 
 The price comes from `paceline server --hour-price` and is the same for all nodes. The time comes
-from the totals per day of `store.history.days`. Simulated runs have no cost, because their time is
-virtual.
+from the totals per day of `store.history.days`. Without a price there is no cost. Simulated runs
+have no cost either, because their time is virtual.
 """
 
 from __future__ import annotations

@@ -37,9 +37,7 @@ class _NoNumbersError(ConflictError):
 
 
 def begin(store: Store, group: MultiNodeRun) -> bool:
-    """Record the loss of a run's rendezvous; return False if a stop was requested or the run
-    changed.
-    """
+    """Record the loss of a run's rendezvous; return False if it was stopped or has changed."""
     with store.write() as connection:
         if stop_asked(connection, group.id):
             return False

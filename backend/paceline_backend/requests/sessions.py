@@ -95,6 +95,7 @@ def forget(store: Store, bus_url: str, node: str, by: Requester) -> dict[str, An
     """Delete an unused node, and return its last state.
 
     Raises:
+        UnknownNodeError: no such node.
         ConflictError: the node's agent answers, or a run on the node has not ended.
     """
     with streams.answering(bus_url) as bus:

@@ -26,6 +26,7 @@ class NewRun:
     script: str
     nproc: int
     policy: str
+    # Parameters of `policy`, stored in table `switches`.
     parameters: Mapping[str, Any] = field(default_factory=dict)
     args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -34,6 +35,7 @@ class NewRun:
     node: str | None = None
     backend: str = "local"
     scenario: Mapping[str, Any] | None = None
+    # First attempt number of the next launch.
     first_attempt: int = 0
     signed: bool = False
     nodes_min: int = 1

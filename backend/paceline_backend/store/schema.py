@@ -682,6 +682,7 @@ rank_rollups = Table(
     "rank_rollups",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    # The first step of the block.
     Column("step", BigInteger, primary_key=True),
     Column("rank", Integer, primary_key=True),
     # The latest attempt among the rank's records in the block.
@@ -715,6 +716,7 @@ run_days = Table(
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
     # Days since 1970-01-01, UTC.
     Column("day", Integer, primary_key=True, autoincrement=False),
+    # The version of the policy that planned the steps.
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("steps", BigInteger, nullable=False),
     Column("step_s_sum", Double, nullable=False),
@@ -723,6 +725,7 @@ run_days = Table(
     Column("worker_s", Double, nullable=False),
     Column("waited_s", Double, nullable=False),
     Column("se_sum", Double, nullable=False),
+    # Number of steps that have an SE; `waste_count` likewise for the waste.
     Column("se_count", BigInteger, nullable=False),
     Column("waste_sum", Double, nullable=False),
     Column("waste_count", BigInteger, nullable=False),

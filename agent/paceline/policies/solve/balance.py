@@ -150,7 +150,7 @@ def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
 def grouped(ranks: Ints, world: int) -> tuple[Ints, Ints]:
     """Return the samples' positions sorted by rank, [n], and each rank's number of samples, [W].
 
-    A rank's positions are in ascending order.
+    `ranks` has the rank of each of the n samples. A rank's positions are in ascending order.
     """
     counts = np.zeros(world, np.int64)
     for i in range(len(ranks)):
@@ -220,7 +220,8 @@ class DescentState(NamedTuple):
 
     `sizes` has the cost f(λ) of each sample, and `ranks` its rank. The samples of a rank are a
     linked list: `first` has the first sample of each rank, and `following` the next sample of the
-    same rank after each sample; -1 ends the list.
+    same rank after each sample; -1 ends the list. `time_s` is each rank's time, and `number` its
+    number of samples. `sizes` and `w` stay constant.
     """
 
     sizes: Floats  # [n]

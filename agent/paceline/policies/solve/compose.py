@@ -443,6 +443,7 @@ def matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
     their number without the last one.
     """
     load = np.bincount(bins, sizes, minlength=(steps + 1) * world).reshape(-1, world)
+    # The smaller last step stays last.
     load[steps] = -1.0
     step = np.argsort(np.argsort(-load, axis=0, kind="stable"), axis=0)
     return np.asarray((step * world + np.arange(world)).ravel()[bins])
@@ -451,10 +452,10 @@ def matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
 def evened(bins: Ints, sizes: Floats, workers: Workers, counts: Ints, step_s: float) -> Ints:
     """Call `matched`, then repeatedly exchange samples between bins and call `matched` again.
 
-    This is repeated while the total time of the steps falls. Return each sample's bin, [R]. With
-    few samples of whole sizes, often no bin can have exactly the mean time, but the bins of one
-    step can still have equal times. `counts` is the number of samples of each bin, [steps + 1, W].
-    `step_s` is the mean time of a step.
+    This is repeated while the total time of the steps falls. Return each sample's bin, [R]. If bins
+    have few samples and sizes are whole numbers, often no bin can have exactly the mean time, but
+    the bins of one step can still have equal times. `counts` is the number of samples of each bin,
+    [steps + 1, W]. `step_s` is the mean time of a step.
     """
     steps, world = len(counts) - 1, counts.shape[1]
 

@@ -158,7 +158,10 @@ def _off(at: Floats, load: Floats, samples: Floats, compute_s: Floats, known: Bo
 
 
 def _models(own: Models, measured: MeasuredSteps, at: Floats) -> Models:
-    """Return models with the costs `at`, and each rank's speed at these costs."""
+    """Return models with the costs `at`, and each rank's speed at these costs.
+
+    A rank without measured steps keeps its model of `own`.
+    """
     sample, scaled, fixed = at
     known = measured.single & (measured.compute_s > 0)
     seen = np.asarray(known.any(axis=0))

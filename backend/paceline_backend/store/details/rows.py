@@ -91,7 +91,7 @@ class Wanted:
     """Filter for the rows of a table.
 
     `span` and `ranks` select the steps and ranks. `since` (inclusive) and `until` (exclusive) are
-    Unix times at which the row's step ended.
+    Unix times at which the row's step ended. None: all ranks, or no bound.
     """
 
     span: Range = (None, None)
