@@ -34,6 +34,9 @@ settings.load_profile("paceline")
 # torch looks up the name of each store's address, `::ffff:127.0.0.1`, which /etc/hosts hardly ever
 # has. Where the name server loses a question, the resolver repeats it after five seconds otherwise.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:5")
+# Sessions without a server train as under DDP, so that tests know their batches. Tests of planning
+# on rank 0 choose another policy.
+os.environ["PACELINE_POLICY"] = "bsp"
 
 # Jobs in the background of a shell ignore interrupts, and so would the programs that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

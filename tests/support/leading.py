@@ -17,7 +17,7 @@ from paceline.core.terms import Terms
 from paceline.train.checkpoint.position import Position
 from paceline.train.environment import Environment
 from paceline.train.plan.leader import Leader
-from paceline.train.plan.proposals import Proposals
+from paceline.train.plan.proposals import ControlStream, Proposals
 from paceline.wire import (
     TELEMETRY,
     Adopted,
@@ -113,7 +113,8 @@ class Leading:
         self.run, self.sizes, self.a, self.attempt = run, sizes, a, attempt
         self.world, self.epoch, self.step_s = len(a), epoch, step_s
         self.bus = connect(bus_url)
-        self.heard = Proposals(bus_url, run, attempt, key)
+        self.heard = Proposals(attempt)
+        self.control = ControlStream(bus_url, run, self.heard, key)
         self.stream = TELEMETRY if key is None else run_telemetry(run)
         terms = Terms(
             samples=len(sizes),
@@ -157,7 +158,7 @@ class Leading:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.heard.close()
+        self.control.close()
         self.bus.close()
 
     def _announced(self, adopted: Adopted) -> None:

@@ -25,6 +25,10 @@ class GapError(Exception):
     """An adopted segment did not arrive, so the history must be loaded again."""
 
 
+class InvalidPlanError(Exception):
+    """The policy made a plan that no leader may adopt."""
+
+
 class Planner:
     """Planner of an attempt's next segment, with a history and a window of feedback.
 
@@ -103,7 +107,8 @@ class Planner:
         has changed.
 
         Raises:
-            Exception: of any kind. Policies are plug-ins, and a stored state may come from another
+            InvalidPlanError: the plan has a defect.
+            Exception: of any other kind. Policies are plug-ins, and a stored state may come from another
                 version of the plug-in.
         """
         assert self._policy is not None, "is_due() was False"
@@ -119,7 +124,7 @@ class Planner:
             made = msgspec.structs.replace(made, source=self._source).keeping(made.assignment)
             # Check the segment as the leader does, which would refuse it for the same reason.
             if reason := made.defect(history.hello.world, history.hello.samples):
-                raise ValueError(reason)
+                raise InvalidPlanError(reason)
         except Exception:
             history.forget_memory()
             raise

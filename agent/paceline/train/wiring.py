@@ -85,13 +85,16 @@ def connect(
     reporter: Reporter | SilentReporter | None = None
     # The exit stack ends the threads if a later part cannot be made.
     with ExitStack() as exit_stack:
-        if startup.speaks and (run is not None or context.policy is not None):
+        # Rank 0 plans if there is no control plane, and while its controllers are away.
+        may_plan = startup.world > 1 and (context.policy or environment.bus) is not None
+        reports = run is not None or may_plan
+        if startup.speaks and reports:
             emitter = emitter_of(
                 environment,
                 rank,
                 context.device.memory,
                 PhaseMonitor(attempt, rank, activity),
-                None if context.policy is None else TimesQueue(startup.store, startup.world),
+                TimesQueue(startup.store, startup.world) if may_plan else None,
             )
             exit_stack.callback(emitter.close)
             if hello is not None:
@@ -102,7 +105,7 @@ def connect(
             proposals = Proposals(attempt)
             if (stream := _control_stream(environment, proposals)) is not None:
                 exit_stack.callback(stream.close)
-            if context.policy is not None and hello is not None:
+            if may_plan and hello is not None:
                 alone = stream is None
                 policy = context.policy if alone else None
                 local = LocalPlanner(startup.store, hello, proposals, policy, alone=alone)
@@ -117,7 +120,7 @@ def connect(
             )
         follower = Follower(startup.store, rank, leader, *([] if data is None else [data.take]))
         exit_stack.callback(follower.close)
-        if emitter is not None and startup.lanes is not None:
+        if reports and startup.lanes is not None:
             times = GroupTimes(startup.lanes)
             exit_stack.callback(times.close)
         if emitter is not None:

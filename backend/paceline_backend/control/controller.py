@@ -18,7 +18,7 @@ import redis
 
 from paceline import policies
 from paceline.core.outage import Outage
-from paceline.planning.planner import GapError, Planner
+from paceline.planning.planner import GapError, InvalidPlanError, Planner
 from paceline.policies import Policy
 from paceline.wire import (
     CONTROL_LENGTH,
@@ -212,7 +212,8 @@ class Controller:
             with self._turns.turn(self._key), tracing.now().plan(self._id, switch.policy):
                 plan = planner.plan(since)
         except Exception as error:
-            self._report("planning is paused until new telemetry arrives", error)
+            reason = str(error) if isinstance(error, InvalidPlanError) else error
+            self._report("planning is paused until new telemetry arrives", reason)
             return
         # The lease may have expired while the policy planned.
         if not self._lease.held():

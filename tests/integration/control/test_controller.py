@@ -16,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.node.processes import die_with_parent
+from paceline.planning import planner
 from paceline.planning.offer import YOUNG_STEPS
 from paceline.wire import TELEMETRY, Plan, RunState, State, live
 from paceline.wire.bus import publish
@@ -333,7 +334,7 @@ def test_a_plan_that_took_longer_than_the_lease_is_not_proposed(
         training.stored(store)
         lease = leases.acquire(store, training.key(store), "me", 60)
         assert lease is not None
-        real, planned = controller.offer, list[Plan]()
+        real, planned = planner.offer, list[Plan]()
 
         def offer(*arguments: Any) -> Any:
             made = real(*arguments)
@@ -341,7 +342,7 @@ def test_a_plan_that_took_longer_than_the_lease_is_not_proposed(
             lease.prolong(0.0)
             return made
 
-        monkeypatch.setattr(controller, "offer", offer)
+        monkeypatch.setattr(planner, "offer", offer)
         Controller(store, bus_url, training.key(store), run, lease).run(threading.Event())
         assert len(planned) == 1
         assert training.proposals() == []
@@ -397,7 +398,7 @@ def test_no_poison_on_the_live_stream_ends_a_controller(
 def test_a_plan_that_fails_ends_no_controller(
     store: Store, bus_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, failures, mended = controller.offer, list[str](), threading.Event()
+    real, failures, mended = planner.offer, list[str](), threading.Event()
 
     def offer(*arguments: Any) -> Any:
         if not mended.is_set():
@@ -405,7 +406,7 @@ def test_a_plan_that_fails_ends_no_controller(
             raise KeyError("surprise")
         return real(*arguments)
 
-    monkeypatch.setattr(controller, "offer", offer)
+    monkeypatch.setattr(planner, "offer", offer)
     run = new_run(store)
     with planned(store, bus_url, run) as training:
         until(lambda: "KeyError: 'surprise'" in caplog.text, "the reason in the log")
@@ -423,7 +424,7 @@ def test_a_plan_that_fails_ends_no_controller(
 def test_what_the_leader_would_refuse_is_not_proposed(
     store: Store, bus_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, failing = controller.offer, iter(range(1))
+    real, failing = planner.offer, iter(range(1))
 
     def offer(*arguments: Any) -> Any:
         segment, shuffle = real(*arguments)
@@ -431,7 +432,7 @@ def test_what_the_leader_would_refuse_is_not_proposed(
             return segment, shuffle
         return msgspec.structs.replace(segment, moved=-1), shuffle
 
-    monkeypatch.setattr(controller, "offer", offer)
+    monkeypatch.setattr(planner, "offer", offer)
     run = new_run(store)
     with planned(store, bus_url, run) as training:
         until(lambda: "moved is -1" in caplog.text, "the reason in the log")

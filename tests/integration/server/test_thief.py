@@ -138,7 +138,7 @@ def test_no_forged_plan_is_adopted(
                 except redis.exceptions.NoPermissionError:
                     assert with_users
         if not with_users:
-            until(lambda: leader.heard.refused == 100, "the leader to hear all")
+            until(lambda: leader.control.refused == 100, "the leader to hear all")
         assert leader.heard.received == 0
         assert {segment.source for segment in leader.segments} == {"coast"}
         with connect(own_bus.url) as server:  # what the control plane says, the leader hears
@@ -154,7 +154,7 @@ def test_a_stop_is_signed(store: Store, plain_url: str, monkeypatch: pytest.Monk
     with leading(plain_url, session.key) as leader, connect(plain_url) as thief:
         publish(thief, control("mine"), StopTraining("ha", 0), "mine")
         publish(thief, control("mine"), Kill("ha", 0), "mine")
-        until(lambda: leader.heard.refused == 2, "both to be refused")
+        until(lambda: leader.control.refused == 2, "both to be refused")
         assert leader.heard.stop_reason is None
 
 

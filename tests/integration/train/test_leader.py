@@ -28,7 +28,7 @@ from paceline.train.epochs import epoch_order
 from paceline.train.plan import leader
 from paceline.train.plan.follower import Follower
 from paceline.train.plan.leader import MOST_ALONE, Leader
-from paceline.train.plan.proposals import Proposals
+from paceline.train.plan.proposals import ControlStream, Proposals
 from paceline.train.plan_shard import LocalStep
 from paceline.wire import Plan, Proposal, StopTraining, bus
 from paceline_backend.server.embedded import EmbeddedBus
@@ -54,7 +54,8 @@ class Run:
 
     def __post_init__(self) -> None:
         self.client = bus.connect(self.bus_url)
-        self.proposals = Proposals(self.bus_url, RUN, attempt=0)
+        self.proposals = Proposals(attempt=0)
+        self.stream = ControlStream(self.bus_url, RUN, self.proposals)
         terms = Terms(self.samples, self.global_batch, 0, self.drop_last, "samples", 2)
         store = HashStore()
         self.sizes = np.arange(1.0, self.samples + 1)
@@ -80,7 +81,7 @@ class Run:
 
     def close(self) -> None:
         self.ranks[1].close()
-        self.proposals.close()
+        self.stream.close()
         self.client.close()
 
 
@@ -288,8 +289,9 @@ def test_stop_ends_all_ranks_at_the_next_segment(run: Run) -> None:
 
 def test_a_run_that_goes_on_obeys_no_order_of_before(bus_url: str) -> None:
     """On a bus without users, whoever read it may send it once more."""
+    proposals = Proposals(attempt=3)
     with (
-        closing(Proposals(bus_url, RUN, attempt=3, first_attempt=2)) as proposals,
+        closing(ControlStream(bus_url, RUN, proposals, first_attempt=2)),
         redis.Redis.from_url(bus_url) as client,
     ):
         for message in (StopTraining("again", 1), Proposal(3, FIRST, "test")):

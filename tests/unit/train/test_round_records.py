@@ -9,6 +9,7 @@ import pytest
 
 from paceline.train import report as telemetry
 from paceline.train.report import Emitter
+from paceline.train.sink import Sink
 from support.reports import RUN, round_record
 
 
@@ -30,7 +31,7 @@ class Slow(Emitter):
 
 def test_what_two_threads_lose_is_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "QUEUE_LIMIT", 0)
-    emitter = Slow(RUN, None, None, lambda: 0)
+    emitter = Slow(Sink(RUN, None, None), lambda: 0)
 
     def lose() -> None:
         for seq in range(500):
