@@ -36,7 +36,7 @@ settings.load_profile("paceline")
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:5")
 # Sessions without a server train as under DDP, so that tests know their batches. Tests of planning
 # on rank 0 choose another policy.
-os.environ["PACELINE_POLICY"] = "bsp"
+os.environ.setdefault("PACELINE_POLICY", "bsp")
 
 # Jobs in the background of a shell ignore interrupts, and so would the programs that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -131,13 +131,20 @@ def test_mixed_precision_with_a_scaler_is_that_of_one_process(ranks: Ranks) -> N
         torch.testing.assert_close(got, alone, rtol=2e-2, atol=2e-3)  # bfloat16 activations
 
 
+@pytest.mark.parametrize("policy", ["bsp", "paceline"])
 @pytest.mark.parametrize("around", [False, True])
 @pytest.mark.parametrize("discard", ["", "early", "late"])
-def test_accumulation_is_that_of_one_process(ranks: Ranks, discard: str, around: bool) -> None:
-    """5 steps an epoch, the last one smaller, accumulated by 3: an epoch ends within."""
+def test_accumulation_is_that_of_one_process(
+    ranks: Ranks, discard: str, around: bool, policy: str
+) -> None:
+    """5 steps an epoch, the last one smaller, accumulated by 3: an epoch ends within.
+
+    With a policy, the loss is checked first: the check must not enter contexts of the script.
+    """
     options = {"global_batch": 4, "seed": 1}
     alone = sessions.accumulate(18, 3, options, discard, around)
-    for got in ranks.run(sessions.accumulate, 18, 3, options, discard, around):
+    env = {"PACELINE_POLICY": policy}
+    for got in ranks.run(sessions.accumulate, 18, 3, options, discard, around, env=env):
         torch.testing.assert_close(got, alone)
 
 
