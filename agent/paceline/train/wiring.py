@@ -99,7 +99,7 @@ def connect(
             exit_stack.callback(emitter.close)
             if hello is not None:
                 emitter.send(hello)
-            if data is not None:
+            if data is not None and run is not None:
                 data.send = emitter.send
         if startup.leads:
             proposals = Proposals(attempt)
