@@ -108,8 +108,8 @@ class Planner:
 
         Raises:
             InvalidPlanError: the plan has a defect.
-            Exception: of any other kind. Policies are plug-ins, and a stored state may come from another
-                version of the plug-in.
+            Exception: of any other kind. Policies are plug-ins, and a stored state may come from
+                another version of the plug-in.
         """
         assert self._policy is not None, "is_due() was False"
         since = time.monotonic() if since is None else since

@@ -22,6 +22,7 @@ from paceline import policies
 from paceline.planning.feedback import Window
 from paceline.planning.history import History
 from paceline.planning.planner import Planner
+from paceline.policies.jit import interpret_until
 from paceline.wire import LOCAL, Hello, Plan, StepBatch
 
 _plans = msgspec.msgpack.Decoder(Plan)
@@ -91,7 +92,7 @@ def _plan_for(rank: Connection) -> None:
     except ValueError as error:
         rank.send(Failed(str(error), for_good=True))
         return
-    # The first plan comes before all kernels are compiled, because each is compiled when used.
+    interpret_until(policies.warm_up)
     planner = Planner(*_attempt(begin), source=LOCAL)
     planner.use(policy, begin.policy.version)
     heard: SimpleQueue[Segment | Measured | None] = SimpleQueue()
