@@ -107,7 +107,7 @@ interface Segment {
   first_step: number;
   steps: number;
   version: number;
-  source: "controller" | "coast" | "equal";
+  source: "controller" | "local" | "coast" | "equal";
   synchroniser_digest: string;
   why: string;
   fallback: string;

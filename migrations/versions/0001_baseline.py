@@ -27,7 +27,7 @@ POSTGRES = (
 
 # A fingerprint of the tables and of `POSTGRES`. If it is not up to date, the test
 # `tests/integration/store/test_migrations.py` fails and shows the new fingerprint.
-revision = "ffc025b57aea"
+revision = "87ce73b6891d"
 down_revision = None
 branch_labels = None
 depends_on = None

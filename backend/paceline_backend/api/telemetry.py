@@ -233,10 +233,11 @@ class SegmentInfo(BaseModel):
     steps: int = Field(examples=[2])
     policy: str = Field(examples=["chronica"])
     version: int = Field(examples=[1])
-    source: Literal["controller", "coast", "equal"] = Field(
-        description="controller: the controller planned the segment; coast: the leader planned it, "
-        "because no plan came in time; equal: the leader planned equal batches, because the "
-        "script's loss allows no others",
+    source: Literal["controller", "local", "coast", "equal"] = Field(
+        description="controller: the controller planned the segment; local: rank 0 planned it "
+        "with the same policy, because no controller did; coast: the leader repeated the last "
+        "split of the load, because no plan came in time; equal: the leader planned equal batches, "
+        "because the script's loss allows no others",
         examples=["controller"],
     )
     moved: int = Field(description="number of samples that moved to another rank", examples=[0])

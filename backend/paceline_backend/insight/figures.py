@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.wire import PLANNED
 from paceline.wire.states import UNDER_WAY
 from paceline_backend.insight import hangs, workers
 from paceline_backend.store import Connection, Store, coverage, reads
@@ -130,7 +131,7 @@ class Figures:
             waste=_mean(steps["waste"]),
             slowest_rank=slowest["rank"] if slowest else None,
             slowest_share=slowest["slowest_share"] if slowest else None,
-            plan_s=_mean([each["plan_s"] for each in segments if each["source"] == "controller"]),
+            plan_s=_mean([each["plan_s"] for each in segments if each["source"] in PLANNED]),
             coasting=_mean([float(each["source"] == "coast") for each in segments]),
             hung_s=hang.since_s if hang.hung else 0.0,
             coverage_exact=covered["exact"] if covered.get("epochs") else None,

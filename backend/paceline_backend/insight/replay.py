@@ -23,7 +23,7 @@ from paceline.planning.history import History
 from paceline.policies import Feedback
 from paceline.policies.base import Policy
 from paceline.policies.streams import plan_stream
-from paceline.wire import Hello, Paces, Plan
+from paceline.wire import PLANNED, Hello, Paces, Plan
 from paceline_backend.store import Connection, Store, records, runs, segments, switches
 
 # Fields of a plan that are compared, for a stream and for other data. For a stream, most fields are
@@ -116,7 +116,7 @@ class _Replayer:
         self._policies: dict[int, Policy | str] = {}
 
     def take(self, plan: Plan) -> None:
-        if plan.source == "controller":
+        if plan.source in PLANNED:
             self.total += 1
             feedback = self._rows.feedback(plan.feedback)
             policy = self._policy(plan.version)

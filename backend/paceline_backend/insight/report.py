@@ -13,7 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from paceline.core.emulation import Emulation
-from paceline.wire import Hello
+from paceline.wire import PLANNED, Hello
 from paceline_backend.store import Connection, Store, choices, records, rounds, runs
 from paceline_backend.store.coverage import coverage, effective
 
@@ -150,7 +150,7 @@ def _planned(connection: Connection, key: int, hello: Hello | None, warmup: int)
         planned.threads = planned.threads or bool(plan.threads)
         if start is None or start[:2] != (part.attempt, plan.version):
             start = (part.attempt, plan.version, plan.first_step)
-        if plan.source != "controller":
+        if plan.source not in PLANNED:
             planned.coasted += part.end - plan.first_step
         else:
             steady = planned.steady.setdefault(plan.policy, set())

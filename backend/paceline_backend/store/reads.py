@@ -184,13 +184,13 @@ def segment_rows(
 
 
 def coasts(connection: sa.Connection, run: int, span: Range, points: int) -> list[list[int]]:
-    """Return the ranges of steps that the leader planned while the planner was offline.
+    """Return the ranges of steps that no controller planned.
 
     Each range is [first step, last step]; they are ascending. `span` is divided into `points`
     cells, and ranges in the same cell are merged.
     """
     begin, end = segments.c.first_step, segments.c.first_step + segments.c.steps
-    where = [segments.c.run == run, segments.c.source == sa.literal_column("'coast'")]
+    where = [segments.c.run == run, sa.text("segments.source IN ('coast', 'local')")]
     if span[0] is not None:
         where.append(end > span[0])
     if span[1] is not None:

@@ -499,7 +499,7 @@ segments = Table(
     # Number of the samples counted in `moved` that move to another node.
     Column("across", Integer, nullable=False, server_default="0"),
     Index("ix_segments_run_first_step", "run", "first_step"),
-    # Segments that the leader planned while the planner was offline. With the index, a query for
+    # Segments that no controller planned. With the index, a query for
     # them does not read the `body` of the other segments.
     Index(
         "ix_segments_coasts",
@@ -507,8 +507,8 @@ segments = Table(
         "first_step",
         "steps",
         "source",
-        sqlite_where=text("source = 'coast'"),
-        postgresql_where=text("source = 'coast'"),
+        sqlite_where=text("source IN ('coast', 'local')"),
+        postgresql_where=text("source IN ('coast', 'local')"),
     ),
     # Segments for which a policy chose the synchronisation.
     Index(

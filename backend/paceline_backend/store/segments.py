@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline.wire import ALLREDUCE, Adopted, Hello, Plan
+from paceline.wire import ALLREDUCE, PLANNED, Adopted, Hello, Plan
 from paceline_backend.store import blobs
 from paceline_backend.store.schema import segments
 
@@ -66,7 +66,7 @@ def adopted(connection: sa.Connection, run: int, hello: Hello) -> Iterator[Plan]
 
 
 def before(connection: sa.Connection, run: int, hello: Hello) -> Plan | None:
-    """Return a controller's last plan for steps before an attempt's first step.
+    """Return a policy's last plan for steps before an attempt's first step.
 
     Return None if there is none, or if it was made for another number of ranks.
     """
@@ -75,7 +75,7 @@ def before(connection: sa.Connection, run: int, hello: Hello) -> Plan | None:
         c.run == run,
         c.attempt < hello.attempt,
         c.first_step < hello.step,
-        c.source == "controller",
+        c.source.in_(PLANNED),
     )
     body = connection.execute(query.order_by(c.attempt.desc(), c.seq.desc()).limit(1)).scalar()
     last = None if body is None else blobs.plan(body, None, hello.samples)
@@ -209,7 +209,7 @@ def newest_fallback(connection: sa.Connection, run: int, attempt: int, step: int
 def planned(
     connection: sa.Connection, run: int, attempt: int, version: int, since: int
 ) -> list[tuple[int, int]]:
-    """Return (first step, number of steps) of an attempt's segments that a controller planned.
+    """Return (first step, number of steps) of an attempt's segments that a policy planned.
 
     Only segments of this policy version that end after the step `since` are included.
     """
@@ -218,16 +218,16 @@ def planned(
         c.run == run,
         c.attempt == attempt,
         c.version == version,
-        c.source == "controller",
+        c.source.in_(PLANNED),
         c.first_step + c.steps > since,
     )
     return [(first, steps) for first, steps in connection.execute(query)]
 
 
 def planned_before(connection: sa.Connection, run: int, attempt: int) -> int:
-    """Return the number of segments that a controller planned in earlier attempts."""
+    """Return the number of segments that a policy planned in earlier attempts."""
     c = segments.c
     query = sa.select(sa.func.count()).where(
-        c.run == run, c.attempt < attempt, c.source == "controller"
+        c.run == run, c.attempt < attempt, c.source.in_(PLANNED)
     )
     return int(connection.execute(query).scalar_one())

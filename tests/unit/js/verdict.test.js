@@ -89,10 +89,16 @@ describe("a run that hangs", () => {
 
 describe("a run that nobody plans", () => {
   it("says since when, what that costs and what to do", () => {
-    const said = coasting(540, { waits: true, share: 0.023, hours: 0.1, spanS: null, steps: null });
+    const said = coasting(540, { waits: true, share: 0.023, hours: 0.1, spanS: null, steps: null }, false);
     assert.equal(said.title, "Coasting: nobody plans since step 540; ranks train on with the last known shares");
     assert.match(said.cost.join(""), /^Nothing is lost yet: 2\.3 % of worker time waits\. But shares no longer follow/);
     assert.match(said.remedy.join(""), /^What to do: see whether a worker of the control plane runs; \/readyz says so/);
+  });
+
+  it("says that rank 0 plans", () => {
+    const said = coasting(540, { waits: true, share: 0.023, hours: 0.1, spanS: null, steps: null }, true);
+    assert.equal(said.title, "Rank 0 plans since step 540, because no controller does; ranks stay balanced");
+    assert.match(said.cost.join(""), /^Nothing is lost\. But a policy switch does not take effect/);
   });
 });
 

@@ -64,16 +64,17 @@ export class Banner {
    * @param {import("./costs.js").Cost} known.cost
    * @param {number | null} known.leftS
    * @param {number | null} known.coastsSince step since which no controller plans; null: one does
+   * @param {boolean} known.local true if rank 0 plans meanwhile
    * @param {(rank: number) => string} known.nodeOf of each rank; empty: unknown
    */
-  draw(run, { cost: lost, leftS, coastsSince, nodeOf }) {
+  draw(run, { cost: lost, leftS, coastsSince, local, nodeOf }) {
     const verdict = this.verdict;
     const price = verdict?.price ?? null;
     const ended = ENDED.includes(run.state);
     const hung = run.state === "running" ? this.hung : null;
     const calls = verdict !== null && !hung && ["watch", "held-up"].includes(verdict.level);
     const nodes = [...new Set((hung?.holding ?? []).map(nodeOf))].filter(Boolean);
-    const coasts = coastsSince !== null && !hung ? coasting(coastsSince, lost) : null;
+    const coasts = coastsSince !== null && !hung ? coasting(coastsSince, lost, local) : null;
     const usual = {
       ...headline(run, verdict),
       also: /** @type {[string, string] | null} */ (null),

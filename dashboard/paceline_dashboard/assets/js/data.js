@@ -135,7 +135,7 @@ export class RunData {
     if (!this.segment || segment.first_step >= this.segment.first_step) this.segment = segment;
     this.#remember(segment);
     if (segment.why && segment.source === "controller") this.#choose(segment);
-    if (segment.source === "coast") this.#addCoast(segment.first_step, segment.first_step + segment.steps);
+    if (segment.source === "coast" || segment.source === "local") this.#addCoast(segment.first_step, segment.first_step + segment.steps);
   }
 
   /**

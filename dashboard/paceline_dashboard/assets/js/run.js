@@ -471,7 +471,7 @@ class RunPage {
     const hung = this.run.state === "running" ? this.banner.hung : null;
     const nodeOf = (/** @type {number} */ rank) => this.workers.causes.get(rank)?.on_node ?? "";
     drawHeader(this.run, data.steps.get(data.latest), leftS, hung !== null);
-    this.banner.draw(this.run, { cost, leftS, coastsSince: this.#coastsSince(), nodeOf });
+    this.banner.draw(this.run, { cost, leftS, coastsSince: this.#coastsSince(), local: this.data.segment?.source === "local", nodeOf });
     drawTiles({ run: this.run, data, verdict, trend, workers: this.workers.workers, causes: this.workers.causes, cost, hung });
     drawSpeedup(this.data, this.effects);
   }

@@ -163,11 +163,20 @@ export function hanging(run, hang, node, price) {
 
 /**
  * What is said of a run that no controller plans.
- * @param {number} since first step of which the leader has planned the batches itself
+ * @param {number} since first step that no controller planned
  * @param {import("./costs.js").Cost} cost
+ * @param {boolean} local true if rank 0 plans with the run's policy; false: it repeats the last split
  * @returns {{title: string, also: [string, string], cost: [string, string], remedy: [string, string]}}
  */
-export function coasting(since, cost) {
+export function coasting(since, cost, local) {
+  if (local) {
+    return {
+      title: `Rank 0 plans since step ${integer(since)}, because no controller does; ranks stay balanced`,
+      also: ["Also", `: rank 0 plans since step ${integer(since)}, because no controller does; see whether a worker of the control plane runs (/readyz says so).`],
+      cost: ["Nothing is lost", ". But a policy switch does not take effect until a controller plans again."],
+      remedy: ["What to do", ": see whether a worker of the control plane runs; /readyz says so, and its log why not. Once one plans again, the run follows by itself."],
+    };
+  }
   const lead = cost.share === null ? "What is lost is not known yet" : "Nothing is lost yet";
   const waits = cost.share === null ? "" : `: ${percent(cost.share)} of worker time ${cost.waits ? "waits" : "is lost"}`;
   return {
