@@ -183,6 +183,10 @@ def segment_rows(
     return [{str(k): v for k, v in row._mapping.items()} for row in reversed(rows)]
 
 
+# Literals, and not bound values, so that databases use the index `ix_segments_coasts`.
+_NOT_BY_CONTROLLERS = [sa.literal_column("'coast'"), sa.literal_column("'local'")]
+
+
 def coasts(connection: sa.Connection, run: int, span: Range, points: int) -> list[list[int]]:
     """Return the ranges of steps that no controller planned.
 
@@ -190,7 +194,7 @@ def coasts(connection: sa.Connection, run: int, span: Range, points: int) -> lis
     cells, and ranges in the same cell are merged.
     """
     begin, end = segments.c.first_step, segments.c.first_step + segments.c.steps
-    where = [segments.c.run == run, sa.text("segments.source IN ('coast', 'local')")]
+    where = [segments.c.run == run, segments.c.source.in_(_NOT_BY_CONTROLLERS)]
     if span[0] is not None:
         where.append(end > span[0])
     if span[1] is not None:
