@@ -184,7 +184,10 @@ def segment_rows(
 
 
 # Literals, and not bound values, so that databases use the index `ix_segments_coasts`.
-_NOT_BY_CONTROLLERS = [sa.literal_column("'coast'"), sa.literal_column("'local'")]
+_NOT_BY_CONTROLLERS: list[sa.ColumnElement[str]] = [
+    sa.literal_column("'coast'"),
+    sa.literal_column("'local'"),
+]
 
 
 def coasts(connection: sa.Connection, run: int, span: Range, points: int) -> list[list[int]]:
