@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -36,6 +37,27 @@ class PolicyInForce:
     name: str
     parameters: dict[str, Any] = field(default_factory=dict)
     version: int = 0
+
+    @staticmethod
+    def of(given: object, what: str) -> PolicyInForce:
+        """Return a policy given as its name, or as {name: parameters}.
+
+        Raises:
+            ValueError: no such policy is installed, or a parameter is wrong. The message begins
+                with `what`, the name of the argument.
+            TypeError: `given` is neither of the two.
+        """
+        name: object = given
+        parameters: object = {}
+        if isinstance(given, Mapping) and len(given) == 1:
+            [(name, parameters)] = given.items()
+        if not isinstance(name, str) or not isinstance(parameters, Mapping):
+            raise TypeError(f"{what}={given!r}: give the name of a policy, or {{name: parameters}}")
+        try:
+            policies.make(name, parameters)
+        except ValueError as error:
+            raise ValueError(f"{what}={given!r}: {error}") from None
+        return PolicyInForce(name, dict(parameters))
 
 
 @dataclass(frozen=True)

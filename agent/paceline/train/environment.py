@@ -11,6 +11,7 @@ import msgspec
 
 from paceline import observation
 from paceline.core import reform
+from paceline.planning.process import PolicyInForce
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +49,8 @@ class Environment:
     reform: Path | None = None
     # File with the memory limits that earlier attempts learned for this rank's device.
     memory: Path | None = None
-    # Name of the policy with which rank 0 plans without a control plane; None: the script's.
-    policy: str | None = None
+    # The policy with which rank 0 plans without a control plane; None: the script's.
+    policy: PolicyInForce | None = None
     # True if PACELINE_SERVER, the address of a server, is set. Paceline's launchers do not pass
     # that variable to ranks.
     server: bool = False
@@ -87,7 +88,7 @@ class Environment:
             placement=_names(variables, "PACELINE_PLACEMENT"),
             reform=Path(reforms) if reforms else None,
             memory=Path(memory) / f"{place}.json" if memory else None,
-            policy=variables.get("PACELINE_POLICY") or None,
+            policy=_policy(variables),
             server=bool(variables.get("PACELINE_SERVER")),
         )
 
@@ -136,6 +137,19 @@ def _key(variables: Mapping[str, str]) -> bytes | None:
         return bytes.fromhex(text) or None
     except ValueError:
         raise ValueError("PACELINE_KEY must be hexadecimal") from None
+
+
+def _policy(variables: Mapping[str, str]) -> PolicyInForce | None:
+    text = variables.get("PACELINE_POLICY")
+    if not text:
+        return None
+    given: object = text
+    if text.lstrip().startswith("{"):
+        try:
+            given = msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"PACELINE_POLICY must be a policy's name or JSON: {error}") from None
+    return PolicyInForce.of(given, "PACELINE_POLICY")
 
 
 def _names(variables: Mapping[str, str], name: str) -> tuple[str, ...]:

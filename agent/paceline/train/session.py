@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline import policies
 from paceline.core.batch_limits.shapes import Shapes
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
@@ -132,9 +131,9 @@ class Session:
             tensor parallelism, are one group and get the same batches. Then `rank` is the number of
             the group, `world` is the number of groups, and `limits` has one number for each group.
             Use `mesh` for models that `fully_shard` has sharded over this mesh.
-        policy: name of the policy by which rank 0 balances the ranks while no control plane does; a
-            control plane's policy is used instead. The environment variable ``PACELINE_POLICY``
-            replaces it. "bsp": equal local batches, as under DDP.
+        policy: the policy by which rank 0 balances the ranks, unless a control plane does: its
+            name, or ``{name: parameters}``. The environment variable ``PACELINE_POLICY``, a name or
+            JSON, replaces it. "bsp": equal local batches, as under DDP.
         prove: before its first step, a run that may be balanced computes the gradient of a few
             samples in one batch and in uneven local batches. If the gradients differ, the ranks
             train with equal local batches, and a warning gives the reason. False: skip this check.
@@ -163,7 +162,7 @@ class Session:
         shapes: int | Shapes | None = None,
         mesh: DeviceMesh | None = None,
         prove: bool = True,
-        policy: str = "paceline",
+        policy: str | Mapping[str, Mapping[str, Any]] = "paceline",
     ) -> None:
         yes_or_no = {"uneven_steps": uneven_steps, "micro_batches": micro_batches}
         for name, value in (yes_or_no | {"prove": prove}).items():
@@ -195,16 +194,14 @@ class Session:
             refuse_small(stream, batch)
         workers = rank_and_world()[1] if mesh is None else mesh.mesh.numel()
         environment = Environment.read(os.environ)
-        policy = environment.policy or policy
-        # Raises an error if the policy is unknown.
-        policies.make(policy)
+        here = environment.policy or PolicyInForce.of(policy, "policy")
         # Register the signal before the start-up, because ranks may hang in the start-up.
         stacks.register(os.environ)
         self._given_limits = listed = listed_limits(limits)
         startup = start_up(
             asdict(terms)
             | {"limits": listed, "dataset": _kind_of(dataset), "token_limits": room}
-            | {"mesh": layout, "prove": prove, "policy": policy}
+            | {"mesh": layout, "prove": prove, "policy": asdict(here)}
             | yes_or_no,
             lambda: (
                 np.empty(0)
@@ -233,7 +230,7 @@ class Session:
             settle(dataset, startup, environment),
             None if stream is None else StreamReader(stream, startup, terms.seed),
             prove,
-            None if startup.world == 1 or policy == "bsp" else PolicyInForce(policy),
+            None if startup.world == 1 or here.name == "bsp" else here,
         )
         self._loop = Loop(context, startup)
         batch_size = f"global_batch={batch}" if token_budget is None else f"{token_budget=:g}"

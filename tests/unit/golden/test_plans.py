@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import pytest
 
+from paceline.policies import jit
 from unit.golden import data, product
 
 
@@ -31,6 +33,15 @@ def test_plans_are_as_recorded(preset: str) -> None:
         if name.split()[0] == preset:
             problem = difference(name, case)
             assert problem is None, problem
+
+
+def test_interpreted_kernels_plan_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planning process interprets them until they are compiled."""
+    interpreting = threading.Event()
+    interpreting.set()
+    monkeypatch.setattr(jit, "_interpreting", interpreting)
+    name = next(name for name in recorded() if name.split()[0] == "paceline")
+    assert difference(name, recorded()[name]) is None
 
 
 def difference(name: str, case: dict[str, Any]) -> str | None:

@@ -14,8 +14,6 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from difflib import get_close_matches
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,12 +32,13 @@ from paceline.node.session import check_bus, of_run
 from paceline.node.starting.progress import ProgressPoller
 from paceline.node.starting.screen import Screen, shown
 from paceline.node.supervisor import Supervisor, check
+from paceline.planning.process import PolicyInForce
 from paceline.wire import OBSERVED, EndRanks, Kill, Launch, State
 
 # Name of this supervisor in a `Record`.
 SUPERVISOR = "paceline run"
-# Policy that splits samples as ranks do without a control plane.
-_PLAIN = "bsp"
+# The policy of a run without a control plane.
+_DEFAULT = "paceline"
 _TICK_S = 0.1
 # Maximum number of seconds to wait for the bus to accept further reports after the run has ended.
 _DELIVER_S = 10.0
@@ -124,7 +123,7 @@ def train(
 
     Raises:
         InputError: the script cannot be launched, the server rejected the run, or no server answers
-            and an option such as a policy needs a server.
+            and an option needs a server.
         PacelineError: a required server does not answer, or uses another protocol version.
     """
     check(launch)
@@ -137,12 +136,7 @@ def train(
         except PacelineError as error:
             if required:
                 raise
-            policy = choice.get("policy")
-            _refuse_plans(policy, choice.get("parameters") or {}, error)
-            if "restart_hung_s" in choice:
-                raise InputError(f"--restart-hung needs a control plane, but {error}") from error
-            how = "and unobserved" if policy == OBSERVED else "with samples in plain DDP's order"
-            say(f"{error}: training without a control plane, {how}")
+            launch = _with_policy(launch, choice, error)
         else:
             record.run = register(client, launch, {**choice, "node": node, "launch": False})
             session = of_run(client, record.run)
@@ -199,26 +193,27 @@ def supervise(
     return code
 
 
-def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: PacelineError) -> None:
-    """Reject parameters and policies that need a control plane: all but `bsp` and `OBSERVED`.
+def _with_policy(launch: Launch, choice: Mapping[str, Any], away: PacelineError) -> Launch:
+    """Return the launch of a run without a control plane, in which rank 0 plans with the policy.
 
     `away` is the error that says why there is no control plane.
     """
-    if policy in (None, _PLAIN, OBSERVED) and not parameters:
-        return
-    asked = "--param" if policy in (None, _PLAIN) else f"--policy {policy}"
-    # The names are available without the server's packages.
-    known = entry_points(group="paceline.policies").names
-    if policy is not None and policy not in known:
-        near = ", ".join(get_close_matches(policy.lower(), known))
-        hint = f"did you mean {near}? " if near else ""
-        raise InputError(
-            f"{asked}: no policy has this name; {hint}known: {', '.join(sorted(known))}"
-        )
-    raise InputError(
-        f"{asked} needs a control plane, but {away}: start `paceline server` first, or leave out "
-        "policy and parameters to train without a control plane, in plain DDP's order"
-    )
+    if "restart_hung_s" in choice:
+        raise InputError(f"--restart-hung needs a control plane, but {away}") from away
+    name, parameters = choice.get("policy"), choice.get("parameters") or {}
+    if name == OBSERVED:
+        say(f"{away}: training without a control plane, and unobserved")
+        return launch
+    env = dict(launch.env)
+    if name is not None or parameters:
+        policy = {name or _DEFAULT: parameters}
+        try:
+            PolicyInForce.of(policy, "--policy")
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        env["PACELINE_POLICY"] = msgspec.json.encode(policy).decode()
+    say(f"{away}: training without a control plane; rank 0 balances the ranks")
+    return msgspec.structs.replace(launch, env=env)
 
 
 def _unseen(message: str) -> str:

@@ -1,0 +1,187 @@
+"""Rank 0 plans while no controller does: without a server, and while it is away."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from paceline import policies
+from paceline.planning.feedback import Window
+from paceline.planning.history import History
+from paceline.planning.planner import Planner
+from paceline.planning.process import PolicyInForce
+from paceline.train.plan import local
+from paceline.train.plan.local import LocalPlanner
+from paceline.train.plan.proposals import Proposals
+from paceline.train.times_queue import QUEUE
+from paceline.wire import Adopted, Hello, Plan, Proposal, StepBatch, StepRecord
+from support import local_planning
+from support.ranks import Ranks
+from support.waiting import until
+
+SAMPLES = 96
+OPTIONS: dict[str, Any] = {"global_batch": 24, "seed": 3}
+
+
+def environment(ranks: Ranks, policy: str = "paceline") -> dict[str, str]:
+    """The last rank is half as fast as the others."""
+    a_s = [0.0005] * (ranks.world - 1) + [0.001]
+    emulated = json.dumps({"a_s": a_s, "b_s": [0.0] * ranks.world})
+    return {"PACELINE_POLICY": policy, "PACELINE_EMULATE": emulated}
+
+
+def test_ranks_are_balanced_without_a_server(ranks: Ranks) -> None:
+    """Each sample is trained once, and training is that of one process."""
+    trained = ranks.run(local_planning.train, SAMPLES, OPTIONS, env=environment(ranks))
+    assert set(trained[0].sources[-1]) == {"local"}
+    for samples in zip(*(rank.samples for rank in trained), strict=True):
+        assert sorted(chain(*samples)) == list(range(SAMPLES))
+    loads = np.sum([rank.loads[-1] for rank in trained], axis=1)
+    speeds = np.array([1.0] * (ranks.world - 1) + [0.5])
+    assert loads / loads.sum() == pytest.approx(speeds / speeds.sum(), abs=0.05)
+    alone = local_planning.train(SAMPLES, OPTIONS, len(trained[0].samples))
+    for rank in trained:
+        torch.testing.assert_close(rank.parameters, alone.parameters)
+
+
+def test_a_planning_process_that_dies_is_started_again(ranks: Ranks) -> None:
+    trained = ranks.run(local_planning.train, SAMPLES, OPTIONS, None, 1, env=environment(ranks))
+    planned = [set(sources) == {"local"} for sources in trained[0].sources]
+    assert sum(planned) >= 2 and planned[-1]
+    for samples in zip(*(rank.samples for rank in trained), strict=True):
+        assert sorted(chain(*samples)) == list(range(SAMPLES))
+
+
+def test_bsp_plans_nothing(ranks: Ranks) -> None:
+    trained = ranks.run(local_planning.train, SAMPLES, OPTIONS, 2, env=environment(ranks, "bsp"))
+    assert set(chain(*trained[0].sources)) == {"coast"}
+
+
+def test_an_unknown_policy_is_named(ranks: Ranks) -> None:
+    with pytest.raises(AssertionError, match="no policy 'pacelin'; did you mean 'paceline'"):
+        ranks.run(local_planning.train, SAMPLES, OPTIONS, 1, env=environment(ranks, "pacelin"))
+
+
+def _record(plan: Plan, step: int, rank: int) -> StepRecord:
+    samples = plan.counts[step - plan.first_step][rank]
+    compute_s = 0.01 * (rank + 1) * samples
+    times = 0.0, compute_s, 0.0, 0.1, 1.0
+    return StepRecord(0, rank, step, step, plan.epoch, plan.seq, samples, float(samples), *times)
+
+
+class Attempt:
+    """An attempt of two ranks without ranks: a test plays the leader and the controller."""
+
+    def __init__(self, policy: PolicyInForce | None, *, alone: bool) -> None:
+        sizes = np.linspace(1.0, 5.0, 64)
+        self.hello = Hello(
+            *(0, 2, 8, 0, sizes.astype("<f8").tobytes(), "samples", False, None, 2, 1.0),
+            *("0", "2", "cpu"),
+        )
+        self.store, self.proposals = HashStore(), Proposals(0)
+        self.controller = Planner(History(self.hello), Window(2, 0))
+        self.local = LocalPlanner(self.store, self.hello, self.proposals, policy, alone=alone)
+
+    def adopt(self, plan: Plan) -> None:
+        """The leader adopts a segment; both ranks report its steps."""
+        self.local.adopted(Adopted(0, plan, 1.0))
+        self.controller.adopt(plan)
+        steps = range(plan.first_step, plan.first_step + plan.steps)
+        records = [_record(plan, step, rank) for step in steps for rank in range(2)]
+        self.store.queue_push(QUEUE, msgspec.msgpack.encode(StepBatch(records)))
+        self.controller.add(records)
+
+    def controlled(self) -> Plan:
+        """The controller proposes the next segment, and the leader adopts it."""
+        plan = self.controller.plan()
+        self.proposals.offer(Proposal(0, plan, "one", {"mode": "free"}))
+        self.adopt(plan)
+        return plan
+
+    def planned_here(self) -> Plan:
+        """The plan of rank 0 for the next segment, which the leader adopts."""
+        seq = self.controller.history.seq
+
+        def offered() -> Proposal | None:
+            newest = self.proposals.newest
+            return newest if newest and newest.plan.seq == seq else None
+
+        until(lambda: offered() is not None)
+        proposal = self.proposals.take(seq, 0.0)
+        assert proposal is not None
+        self.adopt(proposal.plan)
+        return proposal.plan
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempt]:
+    """An attempt whose controller counts as away at once."""
+    monkeypatch.setattr(local, "AWAY_S", 0.0)
+    attempt = Attempt(None, alone=False)
+    attempt.controller.use(policies.make("paceline", {"mode": "free"}), 3)
+    yield attempt
+    attempt.local.close()
+
+
+def test_rank_0_goes_on_with_the_controllers_policy(away: Attempt) -> None:
+    first = away.controlled()
+    made = [away.planned_here() for _ in range(3)]
+    assert [(plan.source, plan.policy, plan.version) for plan in made] == [
+        ("local", "paceline", 3)
+    ] * 3
+    assert [plan.seq for plan in made] == [1, 2, 3]
+    newest = away.proposals.newest
+    assert newest is not None
+    assert newest.parameters == {"mode": "free"}
+    used = np.concatenate([plan.assignment.samples for plan in (first, *made)])
+    assert len(np.unique(used)) == len(used)
+
+
+def test_a_controller_that_is_back_takes_over(away: Attempt) -> None:
+    away.controlled()
+    away.planned_here()
+    assert len(local_planning.planners()) == 1
+    away.controlled()
+    away.proposals.offer(Proposal(0, away.controller.plan(), "one", {"mode": "free"}))
+    until(lambda: not local_planning.planners())
+
+
+def test_a_controllers_proposal_counts_before_a_local_one() -> None:
+    attempt = Attempt(PolicyInForce("paceline"), alone=True)
+    try:
+        until(lambda: attempt.proposals.newest is not None)
+        attempt.controller.use(policies.make("bsp"), 1)
+        plan = attempt.controller.plan()
+        attempt.proposals.offer(Proposal(0, plan, "one"))
+        made = attempt.proposals.newest
+        assert made is not None
+        attempt.proposals.offer(
+            msgspec.structs.replace(made, plan=msgspec.structs.replace(plan, source="local"))
+        )
+        taken = attempt.proposals.take(0, 0.0)
+        assert taken is not None
+        assert taken.plan.source == "controller"
+    finally:
+        attempt.local.close()
+
+
+def test_a_policy_that_is_not_here_is_named(
+    away: Attempt, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = msgspec.structs.replace(away.controller.plan(), policy="theirs")
+    with caplog.at_level(logging.WARNING):
+        away.proposals.offer(Proposal(0, plan, "one"))
+        away.adopt(plan)
+        until(lambda: "rank 0 cannot plan with theirs" in caplog.text)
+        until(lambda: not local_planning.planners())
+    assert "no policy 'theirs'" in caplog.text
+    assert "it repeats the last split" in caplog.text

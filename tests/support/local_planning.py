@@ -1,0 +1,84 @@
+"""Cases for ranks that rank 0 plans for, because there is no server."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+import paceline
+from support import sessions
+from support.waiting import DEADLINE_S
+
+
+@dataclass
+class Trained:
+    """What one rank trained, by epoch."""
+
+    samples: list[list[int]] = field(default_factory=list)
+    loads: list[list[float]] = field(default_factory=list)
+    # Of the segments that were adopted in the epoch; on rank 0.
+    sources: list[list[str]] = field(default_factory=list)
+    parameters: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+def train(
+    count: int, options: dict[str, Any], epochs: int | None = None, kills: int = 0
+) -> Trained:
+    """Train `epochs`, or until a whole epoch was planned by rank 0's policy.
+
+    Args:
+        kills: how often the planning process is killed after such an epoch.
+    """
+    trained, deadline = Trained(), time.monotonic() + DEADLINE_S
+    session = paceline.Session(sessions.Sized(count), **options)
+    loader = session.loader()
+    model = session.wrap(sessions.network())
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for epoch in session.epochs(10_000):
+        samples, loads, sources = list[int](), list[float](), list[str]()
+        for indices, x, y in loader:
+            samples += indices.tolist() if session.batch.samples else []
+            loads.append(session.batch.load)
+            loss = mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if (wiring := session._loop.wiring) and wiring.leader and wiring.leader._last:
+                sources.append(wiring.leader._last.source)
+        trained.samples.append(samples)
+        trained.loads.append(loads)
+        trained.sources.append(sources)
+        done = [epoch + 1 == epochs]
+        if epochs is None:
+            planned = set(sources) == {"local"}
+            if planned and kills:
+                kills -= 1
+                kill_planners()
+                planned = False
+            done = [planned or time.monotonic() > deadline]
+            if dist.is_initialized():
+                dist.broadcast_object_list(done)
+        if done[0]:
+            break
+    trained.parameters = sessions.parameters(model)
+    session.close()
+    return trained
+
+
+def planners() -> list[psutil.Process]:
+    """The planning processes that this process has started."""
+    children = psutil.Process(os.getpid()).children()
+    return [child for child in children if any("planning" in word for word in child.cmdline())]
+
+
+def kill_planners() -> None:
+    for process in planners():
+        process.kill()
