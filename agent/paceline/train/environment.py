@@ -59,14 +59,16 @@ class Environment:
     def read(variables: Mapping[str, str]) -> Environment:
         """Read a process's environment; an empty value counts as absent.
 
-        If the run is observed (`paceline observe`), a session gets no control plane, because the
-        observer in each rank reports the steps.
+        If the run is observed (`paceline observe`), a session gets no control plane and no policy,
+        because the observer in each rank reports how the script trains as it is.
 
         Raises:
             ValueError: a variable is malformed; the message names the variable.
         """
         environment = Environment.of_observed(variables)
-        return environment.apart() if observation.observed(variables) else environment
+        if observation.observed(variables):
+            return replace(environment.apart(), policy=PolicyInForce("bsp"))
+        return environment
 
     @staticmethod
     def of_observed(variables: Mapping[str, str]) -> Environment:
@@ -96,8 +98,8 @@ class Environment:
         """Warn if the user set PACELINE_SERVER, but this training is not a run of a server."""
         if self.run is None and self.server:
             logger.warning(
-                "PACELINE_SERVER is set, but this training is not a run of the server, and its "
-                "ranks train as under plain DDP: start the script with `paceline node` or "
+                "PACELINE_SERVER is set, but this training is not a run of the server, which does "
+                "not see it: start the script with `paceline node` or "
                 "`paceline run` instead of torchrun"
             )
 

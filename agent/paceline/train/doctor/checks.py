@@ -63,7 +63,7 @@ def sessions(seen: ScriptRecord) -> Iterator[Finding]:
             steps = f", {known.session.steps_per_epoch:,} steps in an epoch"
         says = f"A Session is created at {known.where}: {count}, {batch}{steps}."
         if number:
-            says += " Only the first session is planned and reported; this one trains as plain DDP."
+            says += " Only the first session is reported; rank 0 plans this one by itself."
         yield Finding("session", Level.OK, says)
 
 
