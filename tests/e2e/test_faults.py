@@ -7,10 +7,13 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
+from paceline_backend.insight.replay import replay
 from paceline_backend.server.stack import Stack
+from paceline_backend.store import Store
 from support.e2e import (
     PAUSE_S,
     all_steps,
@@ -50,6 +53,12 @@ def spooled(stack: Stack) -> list[Path]:
     return [*stack.data.rglob("*.spool"), *stack.data.rglob("*.part")]
 
 
+def plans_locally(stack: Stack) -> bool:
+    """Whether the leader has adopted a plan that rank 0 made."""
+    adopted = msgspec.msgpack.encode("local")
+    return any(adopted in path.read_bytes() for path in spooled(stack))
+
+
 def wait_for_plan(stack: Stack, run: str, since: float) -> None:
     """Until ranks have adopted a controller's plan after that time, in seconds since the epoch."""
 
@@ -76,16 +85,22 @@ def test_control_plane_killed_and_started_again(stack: Stack) -> None:
     assert stack.server is not None
     os.kill(stack.server.pid, signal.SIGKILL)
     stack.server.wait()
-    until(lambda: spooled(stack), "telemetry in the spool: training goes on", DEADLINE_S, PAUSE_S)
+    until(lambda: plans_locally(stack), "rank 0's plans in the spool", DEADLINE_S, PAUSE_S)
     stack.start_server()
     wait_for_plan(stack, run, time.time())
     assert rank_pids(stack) == ranks, "the same ranks train on"
     stop(stack, run)
 
     assert_whole(stack, run)
-    sources = [s["source"] for s in stack.api("GET", f"/runs/{run}/segments")]
-    first = sources.index("coast", sources.index("controller"))  # after the kill
+    segments = stack.api("GET", f"/runs/{run}/segments")
+    sources = [segment["source"] for segment in segments]
+    first = sources.index("local")
+    assert "controller" in sources[:first]
     assert "controller" in sources[first:], "a controller took over again"
+    assert {s["policy"] for s in segments if s["source"] == "local"} == {"chronica"}
+    with Store.open(f"sqlite:///{stack.data / 'paceline.db'}") as store:
+        again = replay(store, run)
+    assert again.identical == again.segments, again.first_difference
 
 
 def test_bus_killed(stack: Stack) -> None:

@@ -52,10 +52,11 @@ _VALUE_CHARACTERS = 120  # characters
 class ReplayReport:
     """Result of replaying a run's latest attempt.
 
-    `segments` counts the segments that a controller planned. For `identical` of these segments, the
-    replayed plan equals the recorded plan. `unknown` of these segments cannot be replayed, for
-    example because feedback or the policy is missing. `coasted` counts segments that the leader
-    planned itself. `earlier` counts the controller's segments of earlier attempts, which are not
+    `segments` counts the segments that a policy planned, of a controller or on rank 0. For
+    `identical` of these segments, the replayed plan equals the recorded plan. `unknown` of these segments cannot be replayed, for
+    example because feedback or the policy is missing. `coasted` counts segments
+    without a plan, in which the leader repeated the last split. `earlier` counts planned segments of
+    earlier attempts, which are not
     replayed. `first_difference` describes the first segment that is not identical, or is unknown.
     """
 
@@ -70,7 +71,7 @@ class ReplayReport:
 
     @property
     def exact(self) -> bool:
-        """Return whether all of the controller's plans could be replayed and are identical."""
+        """Return whether all plans could be replayed and are identical."""
         return self.identical == self.segments
 
 
