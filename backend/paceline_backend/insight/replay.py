@@ -53,11 +53,11 @@ class ReplayReport:
     """Result of replaying a run's latest attempt.
 
     `segments` counts the segments that a policy planned, of a controller or on rank 0. For
-    `identical` of these segments, the replayed plan equals the recorded plan. `unknown` of these segments cannot be replayed, for
-    example because feedback or the policy is missing. `coasted` counts segments
-    without a plan, in which the leader repeated the last split. `earlier` counts planned segments of
-    earlier attempts, which are not
-    replayed. `first_difference` describes the first segment that is not identical, or is unknown.
+    `identical` of these segments, the replayed plan equals the recorded plan. `unknown` of these
+    segments cannot be replayed, for example because feedback or the policy is missing. `coasted`
+    counts segments without a plan, in which the leader repeated the last split. `earlier` counts
+    planned segments of earlier attempts, which are not replayed. `first_difference` describes the
+    first segment that is not identical, or is unknown.
     """
 
     run: str
