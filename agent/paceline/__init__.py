@@ -12,6 +12,7 @@ from paceline.core.version import __version__
 
 if TYPE_CHECKING:
     from paceline import data
+    from paceline.balancing import Speeds, partition
     from paceline.client import connect
     from paceline.core.batch_limits.shapes import Shapes
     from paceline.train.batch_limits.packing import Packed, packed
@@ -25,12 +26,14 @@ __all__ = [
     "Packed",
     "Session",
     "Shapes",
+    "Speeds",
     "__version__",
     "connect",
     "data",
     "generator",
     "numpy_generator",
     "packed",
+    "partition",
     "seeded",
 ]
 
@@ -48,6 +51,8 @@ def __getattr__(name: str) -> Any:
         from paceline.core.batch_limits.shapes import Shapes
 
         return Shapes
+    if name in ("Speeds", "partition"):
+        return getattr(importlib.import_module("paceline.balancing"), name)
     if name in ("Packed", "packed"):
         return getattr(importlib.import_module("paceline.train.batch_limits.packing"), name)
     if name in ("generator", "numpy_generator", "seeded"):

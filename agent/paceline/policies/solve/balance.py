@@ -88,6 +88,22 @@ def partition(
     return ranks
 
 
+def improve(
+    sizes: Floats,
+    models: Models,
+    start: Ints,
+    counts: Ints | None = None,
+    limits: Ints | None = None,
+) -> Ints:
+    """Improve an assignment of samples to ranks, [n], by exchanges; see `partition`.
+
+    `start` must have the `counts` or keep the `limits`. Batches are not padded.
+    """
+    most = most_of(limits if counts is None else counts, len(sizes), models.world)
+    workers = Workers.of(models, most)
+    return _improved(sizes, workers, level(sizes, workers), start.copy())
+
+
 def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) -> Ints:
     """Improve an assignment of samples to ranks by exchanges; return each sample's rank, [n].
 
