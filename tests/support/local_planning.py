@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass, field
@@ -75,8 +76,12 @@ def train(
 
 def planners() -> list[psutil.Process]:
     """The planning processes that this process has started."""
-    children = psutil.Process(os.getpid()).children()
-    return [child for child in children if any("planning" in word for word in child.cmdline())]
+    found = []
+    for child in psutil.Process(os.getpid()).children():
+        # It may have ended just now.
+        with contextlib.suppress(psutil.Error):
+            found += [child] * any("planning" in word for word in child.cmdline())
+    return found
 
 
 def kill_planners() -> None:
