@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import time
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import pytest
 from paceline_backend.insight.replay import replay
 from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store
+from support import slowing_script
 from support.e2e import (
     PAUSE_S,
     all_steps,
     controllers_segments,
+    start_script,
     start_training,
     stop,
     wait_for_step,
@@ -101,6 +104,36 @@ def test_control_plane_killed_and_started_again(stack: Stack) -> None:
     with Store.open(f"sqlite:///{stack.data / 'paceline.db'}") as store:
         again = replay(store, run)
     assert again.identical == again.segments, again.first_difference
+
+
+def test_a_rank_that_slows_down_while_the_server_is_gone_is_levelled(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """Within ten steps of the slowdown, which rank 0's plans must notice."""
+    run = start_script(stack, slowing_script, tmp_path, 2, "paceline")
+    wait_for_step(stack, run, 20)
+    assert stack.server is not None
+    os.kill(stack.server.pid, signal.SIGKILL)
+    stack.server.wait()
+    until(lambda: plans_locally(stack), "rank 0's plans in the spool", DEADLINE_S, PAUSE_S)
+    (tmp_path / "slow").touch()
+    since = int(until(lambda: _text(tmp_path / "slow-since"), "the slowdown", DEADLINE_S))
+    until(lambda: int(_text(tmp_path / "step") or 0) > since + 30, "30 slow steps", DEADLINE_S)
+    stack.start_server()
+    wait_for_plan(stack, run, time.time())
+    stop(stack, run)
+
+    assert stack.api("GET", f"/runs/{run}/coverage")["exact"] is True
+    se = all_steps(stack, run)["se"]
+    assert statistics.fmean(se[since : since + 2]) > 0.2, "the rank is slow"
+    assert statistics.fmean(se[since + 10 : since + 30]) < 0.1
+    with Store.open(f"sqlite:///{stack.data / 'paceline.db'}") as store:
+        again = replay(store, run)
+    assert again.identical == again.segments, again.first_difference
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def test_bus_killed(stack: Stack) -> None:

@@ -49,16 +49,21 @@ def start_script(
     folder: Path,
     nproc: int,
     policy: str,
-    emulate: Mapping[str, Any],
+    emulate: Mapping[str, Any] | None = None,
 ) -> str:
-    """Starts a script of the tests, which writes into a folder, on emulated ranks; the run's id."""
+    """Starts a script of the tests, which writes into a folder; the run's id.
+
+    Args:
+        emulate: the ranks' speeds; None: real ones.
+    """
+    emulated = {} if emulate is None else {"PACELINE_EMULATE": json.dumps(emulate)}
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     body = {
         "script": script.__file__,
         "args": [str(folder)],
         "nproc": nproc,
         "policy": policy,
-        "env": {"PACELINE_EMULATE": json.dumps(emulate), "PYTHONPATH": path},
+        "env": {**emulated, "PYTHONPATH": path},
     }
     return str(stack.api("POST", "/runs", body)["id"])
 
