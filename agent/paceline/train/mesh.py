@@ -68,8 +68,8 @@ def laned(startup: Startup, mesh: Any) -> Startup:
         return startup
     ranks = lanes_of(gathered(startup.world, mine))
     place, number = ranks.index(mine), mine.index(startup.rank)
-    # Models reduce BatchNorm statistics in this process group, and these may be on a GPU. So the
-    # process group has the default backend, which supports the model's device.
+    # Models reduce BatchNorm statistics in this process group, and the statistics may be on a GPU.
+    # So the process group has the default backend, which supports the model's device.
     lanes = Lanes(ranks, place, number, one_of(ranks, mine, timeout=TIMEOUT))
     stores = [
         PrefixStore(f"lane/{other}", startup.store) if other else startup.store
