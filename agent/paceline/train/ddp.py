@@ -216,7 +216,7 @@ class _Weighing:
         reduces_more: bool,
     ) -> None:
         self.current, self.model = current, model
-        # True if DDP starts another reduction after the last bucket's, in the same pass.
+        # True if DDP starts another reduction after that of the last bucket, in the same pass.
         self.reduces_more = reduces_more
         # The newest bucket whose reduction the script's thread waited for, and a completed future
         # whose value is that bucket.

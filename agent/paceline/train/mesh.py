@@ -175,7 +175,7 @@ def joint(record: StepRecord, times: list[tuple[float, float]]) -> StepRecord:
     data_s = max(data for data, _ in times)
     compute_s = max(data + compute for data, compute in times) - data_s
     longer_s = data_s + compute_s - record.data_s - record.compute_s
-    # The reporting rank spent the additional time waiting.
+    # The reporting rank has counted `longer_s` as waiting.
     sync_s = max(0.0, record.sync_s - longer_s)
     return msgspec.structs.replace(record, data_s=data_s, compute_s=compute_s, sync_s=sync_s)
 

@@ -154,7 +154,7 @@ class RunningStep:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Count this context's time as an exchange under relaxed synchronisation in the loop's body."""
+        """Count this context, in the loop's body, as an exchange of relaxed synchronisation."""
         began = time.perf_counter()
         try:
             yield

@@ -119,7 +119,7 @@ class Job:
 
 
 class Engine(ABC):
-    """`Backend` whose runs are jobs of an engine. Objects keep no state.
+    """`Backend` whose runs are jobs of an engine. Its objects keep no state.
 
     Attributes:
         title: name of the engine in messages.
