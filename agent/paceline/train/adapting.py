@@ -102,7 +102,7 @@ class DrivenLoader:
         return self.session.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state; if it was saved after an epoch's last step, begin another."""
+        """Continue from a state; if it was saved after an epoch's last step, begin the next one."""
         self.session.load_state_dict(state)
         if self.session._loop.progress.epoch_is_done:
             for _ in self._loader:
