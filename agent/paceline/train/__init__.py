@@ -6,10 +6,10 @@ Besides this package, only `node.elastic` and the adapters of frameworks (`pacel
 A training script makes a `session.Session`, the user's API (`paceline.Session`). The session makes
 a `loop.Loop` and a `loader.Loader`, which calls the `Loop` around each iteration of the script's
 loop. Each optional part of training is a `feature.Feature` of the loop. On each rank a
-`plan.follower.Follower` reads the plan. On rank 0 a `plan.leader.Leader` makes the plan. It uses
-the controller's proposals (`plan.proposals.Proposals`) if they arrive in time. `ddp.WeightedDDP`
-weights gradients, `sync.gate.SyncGate` applies relaxed synchronisation, and `report.Emitter` sends
-telemetry::
+`plan.follower.Follower` reads the plan. On rank 0 a `plan.leader.Leader` makes the plan. The
+leader uses the controller's proposals (`plan.proposals.Proposals`) if they arrive in time.
+`ddp.WeightedDDP` weights gradients, `sync.gate.SyncGate` applies relaxed synchronisation, and
+`report.Emitter` sends telemetry::
 
     session = paceline.Session(train, global_batch=64)
     loader = session.loader()

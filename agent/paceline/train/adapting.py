@@ -102,7 +102,7 @@ class DrivenLoader:
         return self.session.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state; if the state is of an epoch's end, begin the next epoch."""
+        """Continue from a state; if it was saved after an epoch's last step, begin the next one."""
         self.session.load_state_dict(state)
         if self.session._loop.progress.epoch_is_done:
             for _ in self._loader:
@@ -110,7 +110,7 @@ class DrivenLoader:
 
 
 def checked(options: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str | None]:
-    """Check an adapter's options; return those for `Session`, and `batchnorm` for `Session.wrap`.
+    """Return the checked options for `Session`, and `batchnorm` for `Session.wrap`.
 
     `name` names the adapter in error messages.
 

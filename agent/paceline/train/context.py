@@ -26,8 +26,8 @@ class RunContext:
 
     `data` is set if samples are stored on the nodes, and `reader` if the data is a stream. With
     `uneven_steps`, ranks may have different numbers of iterations of the training loop. With
-    `prove`, the loss is checked before the first step (`paceline.train.proof`). With `policy`, rank
-    0 plans while no controller does, and begins with this policy if there is no control plane.
+    `prove`, the loss is checked before the first step (`paceline.train.proof`). Without a control
+    plane, rank 0 plans with `policy`, or does not plan if `policy` is None.
     """
 
     terms: Terms
@@ -43,5 +43,5 @@ class RunContext:
 
     @property
     def planned(self) -> bool:
-        """True if a policy may plan the run: a controller's, or rank 0's."""
+        """True if a controller or rank 0 may plan the run."""
         return self.environment.run is not None or self.policy is not None

@@ -112,7 +112,7 @@ class CurrentStep:
 
     @contextlib.contextmanager
     def own_collective(self) -> Iterator[None]:
-        """Mark the collectives in this context, in the loop's body, as Paceline's own."""
+        """Mark the collectives in this context as called by Paceline, not by the script."""
         before, self.reduces = self.reduces, True
         try:
             yield
@@ -170,7 +170,7 @@ class CurrentStep:
         return weighed
 
     def add_kept(self) -> None:
-        """Add the kept gradients of parameters that the step's last micro-batch did not use."""
+        """Add the gradients in `kept` to parameters that the last micro-batch did not use."""
         if not self.kept:
             return
         for parameter in self.parameters():
@@ -216,14 +216,15 @@ class _Weighing:
         reduces_more: bool,
     ) -> None:
         self.current, self.model = current, model
-        # True if DDP starts another reduction after the last bucket's, in the same pass.
+        # True if DDP starts another reduction after that of the last bucket, in the same pass.
         self.reduces_more = reduces_more
         # The newest bucket whose reduction the script's thread waited for, and a completed future
         # whose value is that bucket.
         self._waited: tuple[torch.Tensor, Future[torch.Tensor]] | None = None
         self.reducing = False
         self._group = group
-        # Options of a reduction that does not block. Each call copies them, so they can be reused.
+        # Options of a reduction that does not block. Each reduction copies the options, so this
+        # object can be reused.
         self._options = dist.AllreduceOptions()
         self._options.asyncOp = True
         self._parameters = parameters

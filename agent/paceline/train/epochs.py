@@ -20,7 +20,10 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Ints:
 
 
 class EpochSteps:
-    """Counter of each epoch's steps, which depend on the order of samples under a token budget."""
+    """Counter of each epoch's steps.
+
+    Under a token budget, the number of steps depends on the order of the samples.
+    """
 
     def __init__(self, terms: Terms, budget: Budget | None = None) -> None:
         self._terms = terms

@@ -30,7 +30,7 @@ class Feature:
         """Run at the start of this rank's first iteration. Other ranks may start later or never."""
 
     def connect(self) -> None:
-        """Run on all ranks before the plan is read the first time; may replace the limits."""
+        """Run on all ranks before the plan is read the first time; may change the memory limits."""
 
     def before_epoch(self) -> None:
         """Run before a pass over the loader, even if the pass will have no steps."""
@@ -89,7 +89,7 @@ class Feature:
         """Run after the gate is closed, to end threads and process groups."""
 
     def disconnect(self) -> None:
-        """Run before this rank leaves the ranks' store, on rank 0 after the others have left."""
+        """Run before this rank leaves the store; on rank 0, after all other ranks have left it."""
 
     def closed(self) -> None:
         """Run last when the session is closed; may end the process."""

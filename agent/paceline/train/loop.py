@@ -225,8 +225,8 @@ class Loop(TrainingState):
         """End a planned step on this rank, after its own batch and the batches it took over."""
         if self.gate.relaxed is not None:
             self.gate.end_step(step)
-        # The leader forgets the samples of steps up to `stepped`. If the optimiser did not step in
-        # this step, a checkpoint may be of the state after an earlier step, so keep the samples.
+        # The leader forgets the samples of steps up to `stepped`. A checkpoint needs the samples of
+        # all steps after the newest one in which the optimiser stepped, so keep those samples.
         leader = self.wiring.leader if self.wiring is not None else None
         if leader is not None and (self._checkpoints is None or self.gate.stepped):
             leader.stepped = step.step

@@ -68,8 +68,8 @@ def laned(startup: Startup, mesh: Any) -> Startup:
         return startup
     ranks = lanes_of(gathered(startup.world, mine))
     place, number = ranks.index(mine), mine.index(startup.rank)
-    # Models reduce BatchNorm statistics in this process group, and these may be on a GPU. So the
-    # process group has the default backend, which supports the model's device.
+    # Models reduce BatchNorm statistics in this process group, and the statistics may be on a GPU.
+    # So the process group has the default backend, which supports the model's device.
     lanes = Lanes(ranks, place, number, one_of(ranks, mine, timeout=TIMEOUT))
     stores = [
         PrefixStore(f"lane/{other}", startup.store) if other else startup.store
@@ -175,7 +175,7 @@ def joint(record: StepRecord, times: list[tuple[float, float]]) -> StepRecord:
     data_s = max(data for data, _ in times)
     compute_s = max(data + compute for data, compute in times) - data_s
     longer_s = data_s + compute_s - record.data_s - record.compute_s
-    # The reporting rank spent the additional time waiting.
+    # The reporting rank has counted `longer_s` as waiting.
     sync_s = max(0.0, record.sync_s - longer_s)
     return msgspec.structs.replace(record, data_s=data_s, compute_s=compute_s, sync_s=sync_s)
 

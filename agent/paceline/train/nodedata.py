@@ -191,7 +191,7 @@ def _place(data: Sharded) -> dict[str, Any]:
 
 
 def _check(nodes: list[int], words: list[dict[str, Any]]) -> None:
-    """Raise a ValueError if ranks have different data, or one directory has different limits.
+    """Raise a ValueError if ranks' data differ, or the limits of ranks that share a directory.
 
     The error is the same on each rank.
     """

@@ -136,7 +136,7 @@ def gather(store: Store, rank: int, world: int, measured: Callable[[], Profile])
     """Measure on this rank; return every rank's profile. All ranks must call this equally often.
 
     An error of `measured` is raised unchanged on its own rank. The other ranks raise a
-    PacelineError that names this rank.
+    PacelineError that names the failed rank.
     """
 
     # Each call has keys of its own, because an earlier call may have failed and left its entries.
@@ -185,9 +185,10 @@ def profile_ranks(
 
 
 def _wait_for_readers(store: Store, rank: int, world: int) -> None:
-    """Note that this rank has read all outcomes; on rank 0, wait until all ranks have read them.
+    """Record that this rank needs no more profiles; on rank 0, wait until all ranks have done so.
 
-    Without this wait, rank 0, which hosts the store, could end before the others have read.
+    Without this wait, rank 0, which hosts the store, could end before other ranks have read the
+    profiles.
     """
     store.set(f"read/{rank}", "")
     if rank == 0:
@@ -224,7 +225,7 @@ def spread(items: list[int], count: int) -> list[int]:
 
 
 def listed_limits(limits: Any) -> list[int]:
-    """Return the user's limits as a list; None gives an empty list, and a number a list of one.
+    """Return the user's limits as a list: an empty list for None, a list of one for a number.
 
     Limits that are not whole numbers ≥ 0 raise a TypeError or a ValueError.
     """
@@ -258,7 +259,10 @@ class Limits:
 
     @property
     def of_micro_batches(self) -> list[int]:
-        """Return each rank's micro-batch limit in samples, [W]; empty: no limit or not cut."""
+        """Return each rank's micro-batch limit in samples, [W].
+
+        The result is empty if there is no limit, or if local batches are not cut.
+        """
         return self.samples if self.micro_batches else []
 
     @property
@@ -268,7 +272,10 @@ class Limits:
 
     @property
     def tokens_of_micro_batches(self) -> list[float]:
-        """Return each rank's micro-batch limit in total size, [W]; empty: no limit or not cut."""
+        """Return each rank's micro-batch limit in total size, [W].
+
+        The result is empty if there is no limit, or if local batches are not cut.
+        """
         return self.tokens if self.micro_batches else []
 
 

@@ -70,7 +70,7 @@ class TrainingProgress:
             self.trained.resume(0, 0, 0, self._epoch_steps.ends(epoch))
 
     def begin_epoch(self) -> bool:
-        """Begin the next epoch; return False if the loaded checkpoint is of the epoch's end."""
+        """Begin the next epoch; return False if all of its steps precede the loaded checkpoint."""
         self.epoch = self.next_epoch
         self.next_epoch += 1
         is_done, self.epoch_is_done = self.epoch_is_done, False

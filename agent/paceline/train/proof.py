@@ -282,7 +282,7 @@ class Judge:
         return self._arrangements.trial(next(self._names))
 
     def _fitting(self) -> list[str]:
-        """Return the settings that give the gradient of ``whole`` in ``uneven`` and ``filler``.
+        """Return the `loss_mean`s that give the gradient of ``whole`` in ``uneven`` and ``filler``.
 
         The session's own setting comes first, if it is among them.
         """
@@ -359,8 +359,8 @@ def arranged(
     """Choose the samples of the trial batches, so that each fits into the ranks' memory.
 
     The largest local batch has four quarters (see `Arrangements`). If an equal split of a step
-    gives a rank at least as many samples, samples of usual sizes are chosen. Otherwise smaller
-    samples are chosen, so that the trials need no more memory than a step.
+    gives a rank no fewer samples than four quarters, samples of usual sizes are chosen. Otherwise
+    smaller samples are chosen, so that the trials need no more memory than a step.
 
     `sizes` are the sizes λ of the data set's N samples, [N]. `sort` selects and sorts samples: one
     quarter is from the first half of its result, and the other quarter from the second half. A
@@ -551,8 +551,8 @@ class Rehearsal:
         # True if the loader's `collate_fn` drew random numbers.
         self._drew = False
         self._collectives = 0
-        # The number of this check in the session, and of the trial in this check, for the store's
-        # keys.
+        # The number of this check among the session's checks, and the number of the trial within
+        # the check. Both are parts of keys in the store.
         self._proof, self._number = state.proofs, -1
         state.proofs += 1
         self._trial = Trial("", [], {})
@@ -795,7 +795,7 @@ class Rehearsal:
 
     def _noting(self, backward: Any) -> Any:
         def noting(*args: Any, **kwargs: Any) -> None:
-            # A nested pass is a part of an outer pass, and the outer pass adds its gradients.
+            # The gradients of a nested pass are added to the sketches when the outer pass ends.
             if self._depth:
                 backward(*args, **kwargs)
                 return

@@ -52,7 +52,7 @@ _MUTATING = {
     *("setdefault", "__next__", "__setitem__", "load_state_dict", "register_buffer", "set_epoch"),
     *("add_scalar", "add_scalars", "info", "warning", "debug", "log_metrics", "set_postfix"),
     *("set_description", "unscale_", "advance"),
-    # Of a context that ends in another statement, such as `no_sync()` around several steps.
+    # Methods of a context that ends in another statement, such as `no_sync()` around several steps.
     *("enter_context", "push", "callback", "__enter__", "__exit__", "close"),
 }
 _CONTAINERS = (list, dict, set, deque)
@@ -362,7 +362,7 @@ def _names_in(target: ast.expr) -> set[str]:
 
 
 def _made(statement: ast.stmt, local: set[str]) -> set[str]:
-    """Return the names that a statement assigns, except names for objects that existed before."""
+    """Return the names that a statement assigns, unless they alias objects that existed before."""
     made = set[str]()
     for node in ast.walk(statement):
         if not isinstance(node, ast.Assign):
@@ -431,7 +431,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _first_read(node: ast.AST, names: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
-    """Return why a variable that `node` reads has no correct value; "" if all are correct.
+    """Return why a variable that `node` reads has no correct value; "" if each has one.
 
     `left_out` maps each variable that a skipped statement would change to the reason for skipping.
     """

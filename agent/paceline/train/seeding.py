@@ -34,8 +34,8 @@ class Epoch:
     """The current epoch of a session's loader, and the session's seed.
 
     A process loads samples inside of ``with epoch:``, which must not be nested for the same object.
-    DataLoader workers may live for several epochs. With `shared`, a new `number` therefore reaches
-    the workers, too.
+    DataLoader workers may live for several epochs. With `shared`, `number` is in shared memory, so
+    that such workers see each change.
     """
 
     def __init__(self, seed: int, *, shared: bool) -> None:

@@ -20,8 +20,8 @@ from paceline.wire.parts import encode_hello
 
 logger = logging.getLogger(__name__)
 
-# Maximum number of bytes of messages in memory. They cover hours of steps while bus and disk are
-# full or unavailable.
+# Maximum number of bytes of messages in memory. It is enough for hours of steps while bus and disk
+# are full or unavailable.
 HELD_BYTES = 16 << 20
 
 _RETRY_S = 0.5

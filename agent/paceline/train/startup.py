@@ -35,7 +35,7 @@ REACH = timedelta(seconds=30)
 _KEY_BYTES = 32
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
-# Types of errors in the user's arguments.
+# Types of errors that all ranks raise with the same type.
 _KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (TypeError, ValueError, PacelineError)
 }
@@ -156,8 +156,8 @@ def rank_and_world() -> tuple[int, int]:
 def start_up(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> Startup:
     """Perform the start-up; each rank calls it.
 
-    If a rank raises an error, also in `sizes`, every rank raises one. The other ranks raise a
-    TypeError or a ValueError with the same type, and any other error as a PacelineError.
+    If a rank raises an error, also in `sizes`, every rank raises one. On the other ranks, a
+    TypeError or a ValueError keeps its type, and any other error becomes a PacelineError.
 
     Args:
         arguments: the arguments that must be equal on all ranks, by name.

@@ -1,7 +1,8 @@
 """State of training on a rank, which the session, the loop and its features share.
 
 `Session` creates the state as a `loop.Loop`, a subclass that adds the methods that the loader
-calls. Features (`feature.Feature`) get it as a `TrainingState`, and exchange data only in it.
+calls. Features (`feature.Feature`) get the state as a `TrainingState`, and exchange data only
+through it.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class TrainingState:
 
     @property
     def reporter(self) -> Reporter | SilentReporter | None:
-        """Return the maker of this rank's records; None without a control plane."""
+        """Return the object that reports this rank's steps; None if its steps are not reported."""
         return self.wiring.reporter if self.wiring is not None else None
 
     def introduce(self) -> None:
@@ -162,7 +163,7 @@ class TrainingState:
             self.wiring.reporter.accept(running)
 
     def figures(self) -> dict[str, float]:
-        """Return the figures of the newest iteration that has ended on host and device.
+        """Return `Session.figures` of the newest iteration that has ended on host and device.
 
         Return {} if there is none.
         """

@@ -154,7 +154,7 @@ class RunningStep:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Count this context's time as an exchange of relaxed synchronisation in the body."""
+        """Count this context, in the loop's body, as an exchange of relaxed synchronisation."""
         began = time.perf_counter()
         try:
             yield
@@ -170,7 +170,7 @@ class RunningStep:
             return
         began = time.perf_counter()
         self._stamps.append(self._clock.stamp())
-        # The new stamp ends the computing time, so the stamp of kept gradients is not needed.
+        # The new stamp ends the computing time, so the stamp in `_kept` is not needed.
         self._kept = None
         try:
             yield
@@ -188,7 +188,7 @@ class RunningStep:
         self._kept, self._computes = None, False
 
     def gradients_offered(self) -> None:
-        """Record when the kept gradients were computed; relaxed synchronisation takes them now."""
+        """Record when the gradients were computed that relaxed synchronisation now exchanges."""
         kept = self._kept if self._hold_s is None else None
         self._hold()
         self._stamps.append(self._clock.stamp() if kept is None else kept)
@@ -250,7 +250,7 @@ class RunningStep:
         return times[0], times[1] + self._waited_s, loss
 
     def figures(self) -> dict[str, float]:
-        """Return the figures of `Session.figures`; call it after the end of the step."""
+        """Return the values of `Session.figures`; call it after the end of the step."""
         compute_s, sync_s, _ = self.read()
         return {
             "paceline/samples": float(self.step.samples),

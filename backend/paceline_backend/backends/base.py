@@ -58,7 +58,7 @@ class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Backend(Protocol):
-    """Starts the processes of runs. Objects keep no state, because runs are in the store.
+    """Starts the processes of runs. A backend keeps no state, because runs are in the database.
 
     Attributes:
         name: value of the column `runs.backend`.
@@ -99,7 +99,7 @@ class Backend(Protocol):
         """
 
     def start(self, bus: redis.Redis, run: str, new: NewRun, credentials: Credentials) -> None:
-        """Start a run's processes. Called once the run is recorded, if the control plane starts it.
+        """Start a run's processes. Called after the run and its nodes are recorded.
 
         Args:
             bus: client of a bus that has answered.
@@ -108,7 +108,7 @@ class Backend(Protocol):
                 in `nodes`.
 
         Raises:
-            redis.RedisError: the bus is unavailable. The caller fails the run.
+            redis.RedisError: the bus is unavailable.
         """
 
 

@@ -6,8 +6,8 @@ run: it requests to take part in the run (`requests.enlist`), and the run is the
 on any other node.
 
 `control.engines` decides which jobs to submit or stop, by comparing the runs with the jobs that
-`Engine.look` returns. An engine only implements the operations. All of them must be idempotent,
-because a worker process of the control plane can be killed between any two of them.
+`Engine.look` returns. An engine only implements the operations. Each operation must be idempotent,
+because a worker process of the control plane can be killed between two operations.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Job:
 
 
 class Engine(ABC):
-    """`Backend` whose runs are jobs of an engine. Objects keep no state.
+    """`Backend` whose runs are jobs of an engine. Its objects keep no state.
 
     Attributes:
         title: name of the engine in messages.

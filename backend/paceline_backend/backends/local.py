@@ -91,8 +91,8 @@ def taken(node: Mapping[str, Any]) -> str | None:
 def _several(new: NewRun, free: Sequence[Mapping[str, Any]]) -> list[str]:
     """Choose nodes for a multi-node run, its previous nodes first.
 
-    `new.spares` suitable nodes are not chosen, so that they can become the run's spares. Fewer are
-    kept as spares if the run would otherwise have fewer than `nodes_min` nodes.
+    Leave `new.spares` suitable nodes out, so that they can become the run's spares. Fewer are kept
+    as spares if the run would otherwise have fewer than `nodes_min` nodes.
     """
     answering = [node for node in free if node["signed"]]
     suitable, reasons = fast_enough(answering, answering, new.join_check, new.nodes)
