@@ -204,7 +204,7 @@ class Store:
 
 @dataclass
 class Commits:
-    """Number of transactions committed in a context, including the threads called from it."""
+    """Number of transactions that a block of `counting_commits` and its threads committed."""
 
     count: int = 0
 
