@@ -62,7 +62,7 @@ def present(
 
 
 def end_of(attempt: int, starts: Mapping[int, int]) -> int | None:
-    """Return the first step of an attempt that later attempts discard; None if there is none.
+    """Return the step from which later attempts discard an attempt's steps; None if none does.
 
     `starts` maps each attempt to its first step.
     """
@@ -89,7 +89,7 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Atte
         if number == attempt and first is None:
             first = _hello_step(connection, run)
         elif number == attempt:
-            # Steps after this attempt's last adopted segment only have rows of earlier attempts.
+            # An attempt trains only adopted segments: later steps have only rows of earlier attempts.
             last = connection.execute(adopted.order_by(segments.c.seq.desc()).limit(1)).one()
             end = last.first_step + last.steps
         if first is not None:

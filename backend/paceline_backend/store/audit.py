@@ -231,8 +231,8 @@ def record_change(
     """Record that this transaction changes a run; return the run's new revision.
 
     Call this before the change, because it locks the run's row: of two concurrent changes with the
-    same expected revision, only one succeeds. For `action` and `details` see `record`. If
-    only notes were written since the expected revision, the change fails only if it is a note, too:
+    same expected revision, only one succeeds. For `action` and `details` see `record`. If only
+    notes were written since the expected revision, the change fails only if it is a note, too:
     notes do not change the training.
 
     Raises:

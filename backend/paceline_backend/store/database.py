@@ -204,7 +204,7 @@ class Store:
 
 @dataclass
 class Commits:
-    """Number of transactions that a block of `counting_commits` and its threads committed."""
+    """Number of transactions committed in a `counting_commits` block, and in threads it calls."""
 
     count: int = 0
 

@@ -6,8 +6,8 @@ can take over its name. A node that was admitted by a run's token serves only th
 must end with the run's id (`is_name`), so that a run cannot occupy other names.
 
 A session ends when its token is revoked or expires. No row has to change then, because each query
-checks `admitted`. A node's keys are derived from a random seed, which is new
-in the node's next session.
+checks `admitted`. A node's keys are derived from a random seed, which is new in the node's next
+session.
 """
 
 from __future__ import annotations

@@ -220,8 +220,8 @@ def _reason(by: str, why: str) -> str:
 def note_told(connection: sa.Connection, word: Word, refusal: str | None) -> None:
     """Record that an engine accepted a change, or why it refused.
 
-    Rows of `cordons` that changed since `word` was read are sent again, even if another worker
-    has sent them meanwhile: it is unknown which worker's message reached the engine last. `refusal` is
+    Rows of `cordons` that changed since `word` was read are sent again, even if another worker has
+    sent them meanwhile: it is unknown which worker's message reached the engine last. `refusal` is
     the engine's error message, None if it accepted.
     """
     c = cordons.c
