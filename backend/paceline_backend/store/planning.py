@@ -14,8 +14,8 @@ def load(connection: Connection, run: int) -> tuple[History, Window] | None:
     """Return history and feedback of the latest attempt of a run; None before the run's Hello.
 
     `run` is the run's key in the database. If the attempt starts after step 0, the feedback also
-    has steps of earlier attempts, and the policy gets the state that its last plan in an earlier
-    attempt returned. So the ranks' speeds are known from the start.
+    has steps of earlier attempts, and the policy can get back the state from its last plan in an
+    earlier attempt. So the ranks' speeds are known from the start.
     """
     hello = runs.hello(connection, run)
     if hello is None:
