@@ -1,9 +1,9 @@
 """Find the steps of each attempt that still count after restarts.
 
-An attempt starts at the step of its checkpoint, or at step 0 without a checkpoint. It discards the
-steps from its first step on that earlier attempts have trained, because its model does not contain
-their updates. The rows of discarded steps stay in the database until the steps are trained again,
-but they no longer count.
+An attempt starts at the step of its checkpoint, or at step 0 without a checkpoint. If earlier
+attempts have trained this step and later ones, the new attempt discards these steps, because its
+model does not contain their updates. The rows of discarded steps stay in the database until the
+steps are trained again, but they no longer count.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from paceline_backend.store.schema import attempts, segments, steps, worker_step
 
 @dataclass(frozen=True)
 class AttemptSpan:
-    """Steps that still count, for one attempt or for consecutive attempts with the same range.
+    """A range of steps that still count, of one attempt or of several consecutive attempts.
 
     Args:
-        attempt: the latest of these attempts; None matches all attempts.
+        attempt: the latest of these attempts; None: rows of any attempt count.
         end: one past the last step; None: no limit.
         before: number of attempts directly before `attempt` that have the same range.
     """
@@ -62,7 +62,7 @@ def present(
 
 
 def end_of(attempt: int, starts: Mapping[int, int]) -> int | None:
-    """Return the exclusive end of an attempt's steps that can still count; None: all can.
+    """Return the step from which later attempts discard an attempt's steps; None if none does.
 
     `starts` maps each attempt to its first step.
     """
@@ -89,7 +89,7 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Atte
         if number == attempt and first is None:
             first = _hello_step(connection, run)
         elif number == attempt:
-            # Rows after the last segment that this attempt adopted belong to an earlier attempt.
+            # An attempt trains only adopted segments, so later rows belong to an earlier attempt.
             last = connection.execute(adopted.order_by(segments.c.seq.desc()).limit(1)).one()
             end = last.first_step + last.steps
         if first is not None:

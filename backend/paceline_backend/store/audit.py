@@ -231,9 +231,9 @@ def record_change(
     """Record that this transaction changes a run; return the run's new revision.
 
     Call this before the change, because it locks the run's row: of two concurrent changes with the
-    same expected revision, only one succeeds. For `action` and `details` see `record`. Notes that
-    were written since the expected revision conflict only with another note, because they do not
-    change the training.
+    same expected revision, only one succeeds. For `action` and `details` see `record`. If only
+    notes were written since the expected revision, the change fails only if it is a note, too:
+    notes do not change the training.
 
     Raises:
         UnknownRunError: no such run.
@@ -255,7 +255,7 @@ def record_change(
 
 
 def _as_seen(run: str, action: str, expected: int) -> Any:
-    """Return the revision that a run must have so that `action` conflicts with no change."""
+    """Return the revision of the run if no change after `expected` conflicts with `action`."""
     if action == NOTE:
         return expected
     c = audit.c

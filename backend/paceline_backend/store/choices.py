@@ -16,9 +16,9 @@ def chosen(
 ) -> list[dict[str, Any]]:
     """Return the segments where a policy changed the synchronisation, oldest first.
 
-    The first choice of each policy version counts as a change. Segments that the leader planned
-    while the planner was offline keep the last choice. `most` limits the result to the newest
-    changes.
+    The first choice of each policy version counts as a change. Coasting segments are left
+    out, because they repeat the synchronisation of the segment before. `most` limits the result to
+    the newest changes.
     """
     c, (first, last) = segments.c, span
     where = _counting(connection, run)

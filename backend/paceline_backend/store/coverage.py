@@ -80,8 +80,8 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     the greatest number that any rank used.
 
     An epoch is complete when every rank has reported the epoch's last step or a later one. An
-    incomplete epoch with missing samples still counts as exact in two cases. Either it is the last
-    epoch, or its last segment was adopted and the run has not ended, so that records of the missing
+    incomplete epoch with missing samples still counts as exact in two cases: it is the last epoch;
+    or the run has not ended and the epoch's last segment is stored, because records of the missing
     samples may still arrive.
 
     A sample counts as used when the rank that it was assigned to reported the step. A sample

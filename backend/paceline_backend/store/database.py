@@ -204,7 +204,7 @@ class Store:
 
 @dataclass
 class Commits:
-    """Number of transactions committed in a context, including the threads called from it."""
+    """Number of transactions committed in a `counting_commits` block, and in threads it calls."""
 
     count: int = 0
 

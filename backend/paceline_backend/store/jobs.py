@@ -79,8 +79,8 @@ def order_anew(
     Revoke the token that the nodes of earlier jobs used.
 
     The number of a launch must never be used again, because the labels of its jobs contain it. If
-    the run's row has no number of an earlier launch, use `first_attempt`, because no two launches
-    of a run share attempt numbers.
+    the run's row does not have the number of the launch before, the new number is `first_attempt`,
+    which is above the numbers of all earlier launches.
     """
     tokens.revoke_of_run(connection, run)
     query = sa.select(runs.c.backend, runs.c.backend_jobs).where(runs.c.id == run)
@@ -138,7 +138,11 @@ def wanted(connection: Connection, run: EngineRun, part: str) -> bool:
 def _asked_now(
     connection: Connection, run: EngineRun, *conditions: sa.ColumnElement[bool]
 ) -> Mapping[str, Any] | None:
-    """Return a run's `backend_jobs`; None if it was moved or resumed, or if a condition fails."""
+    """Return the current `backend_jobs` of a run.
+
+    Return None if the run was moved or resumed since `run` was read, or if one of `conditions` is
+    false.
+    """
     here = (runs.c.key == run.key, runs.c.backend == run.backend)
     query = sa.select(runs.c.backend_jobs).where(*here, *conditions)
     asked: Mapping[str, Any] | None = connection.execute(query).scalar()
@@ -281,7 +285,7 @@ def admit(connection: Connection, run: str) -> None:
 
 
 def take(connection: Connection, run: str, node: str) -> bool:
-    """Assign a node to a run on a single node; return False if the run has another node."""
+    """Assign a node to a single-node run; return False if the run has another node already."""
     c = runs.c
     free = c.node.is_(None) | (c.node == node)
     query = sa.update(runs).where(c.id == run, free).values(node=node)

@@ -13,9 +13,9 @@ from paceline_backend.store import Connection, records, runs, segments
 def load(connection: Connection, run: int) -> tuple[History, Window] | None:
     """Return history and feedback of the latest attempt of a run; None before the run's Hello.
 
-    `run` is the run's key in the database. If the attempt starts at a later step than 0, the
-    feedback and the policy's state also include those of earlier attempts, so the ranks' speeds are
-    known from the start.
+    `run` is the run's key in the database. If the attempt starts after step 0, the feedback also
+    has steps of earlier attempts, and the policy can get back the state from its last plan in an
+    earlier attempt. So the ranks' speeds are known from the start.
     """
     hello = runs.hello(connection, run)
     if hello is None:

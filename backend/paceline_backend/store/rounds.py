@@ -23,7 +23,7 @@ _Plan = tuple[int, str, str]
 def newest_reduced_s(
     connection: sa.Connection, run: int, attempt: int, of_segments: Sequence[int], limit: int
 ) -> Sequence[float]:
-    """Return the reduction times of the newest `limit` rounds of all ranks in seconds."""
+    """Return the reduction times, in seconds, of the newest `limit` rounds in some segments."""
     c = rounds.c
     query = sa.select(c.reduced_s).where(
         c.run == run, c.attempt == attempt, c.segment.in_(of_segments)

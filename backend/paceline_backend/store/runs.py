@@ -36,7 +36,8 @@ _PRIVATE = (
     *("spare_nodes", "auto", "rollups_due", "scenario"),
 )
 _PUBLIC = [column for column in runs.c if column.name not in _PRIVATE]
-# Maximum number of scale events of a multi-node launch: each node that joins or leaves adds one.
+# Maximum number of times that a node joins or leaves during a multi-node launch. Each time, a new
+# attempt can begin.
 _MOST_REGROUPINGS = 1_000
 # Condition for runs that are not being deleted.
 _KEPT = runs.c.pruned_at.is_(None)
@@ -459,7 +460,7 @@ def _plain(row: sa.Row[Any]) -> dict[str, Any]:
 def _times(
     connection: sa.Connection, run: Mapping[str, Any], per_epoch: int | None
 ) -> dict[str, float | None]:
-    """Return the time before a run's start, its duration, and its predicted end; None: unknown.
+    """Return how long a run waited to start, its duration, and its predicted end; None: unknown.
 
     `run` has `key`, and `epoch` and `step` of its newest complete step. `per_epoch` is the number
     of steps of a whole epoch, None if unknown.

@@ -480,7 +480,7 @@ segments = Table(
     Column("steps", Integer, nullable=False),
     Column("policy", Text, nullable=False),
     Column("version", Integer, nullable=False),
-    # `controller`, `coast` or `equal`, see docs/glossary.md.
+    # `controller`, `local`, `coast` or `equal`, see docs/glossary.md.
     Column("source", Text, nullable=False),
     Column("moved", Integer, nullable=False),
     Column("plan_s", Double, nullable=False),
@@ -626,7 +626,7 @@ step_metrics = Table(
     sqlite_with_rowid=False,
 )
 
-# One row per evaluation, metric and rank, for the ranks whose values count.
+# One row per evaluation, metric and rank that reported the metric.
 evaluations = Table(
     "evaluations",
     metadata,
@@ -816,7 +816,7 @@ effects = Table(
     Column("noted_at", Double, nullable=False),
     # Whether the effect is final, so that later steps cannot change it.
     Column("complete", Boolean, nullable=False),
-    # Whether both the effect and a forecast of it are known.
+    # Whether the effect was measured and there is a forecast of it.
     Column("scored", Boolean, nullable=False),
     # The effect, as GET /runs/{run}/effects returns it, but without `words`, `metrics` and
     # `metrics_words`.
@@ -883,9 +883,9 @@ alert_deliveries = Table(
     Column("event", Text, nullable=False),
     # Exactly the bytes that are sent and signed.
     Column("body", LargeBinary, nullable=False),
-    # Time of the next attempt to send it. During an attempt: the time at which another worker
-    # process may try, in case this one dies. NULL: no further attempt, because it was sent or given
-    # up.
+    # Time of the next attempt to send the notification. During an attempt: the time from which
+    # another worker process may try, in case the sending process has died. NULL: no further
+    # attempt, because the notification was sent or given up.
     Column("due_at", Double),
     Column("tries", Integer, nullable=False),
     Column("tried_at", Double),

@@ -66,7 +66,7 @@ def adopted(connection: sa.Connection, run: int, hello: Hello) -> Iterator[Plan]
 
 
 def before(connection: sa.Connection, run: int, hello: Hello) -> Plan | None:
-    """Return a policy's last plan for steps before an attempt's first step.
+    """Return the last plan that a policy made for steps before an attempt's first step.
 
     Return None if there is none, or if it was made for another number of ranks.
     """
@@ -176,7 +176,7 @@ def equal_because(connection: sa.Connection, run: int, attempt: int | None) -> s
 
 
 def first_version(connection: sa.Connection, run: int, attempt: int | None) -> int:
-    """Return the policy version that planned an attempt's first segment; 0 if it has none.
+    """Return the policy version of an attempt's first segment; 0 if no segment is stored.
 
     If `attempt` is None, use the first segment of the run.
     """

@@ -45,9 +45,9 @@ def epochs(connection: sa.Connection, run: int, limit: int) -> list[dict[str, An
 def _before(connection: sa.Connection, run: int, limit: int) -> int | None:
     """Return a step before which no step belongs to the newest `limit` epochs; None if unknown.
 
-    Each roll-up has the epoch of its first step. The result is the first step of the last roll-up
-    before the newest `limit` epochs that have roll-ups, because later steps of this roll-up may
-    belong to the next epoch.
+    Each roll-up has the epoch of its first step. The function skips the newest `limit` epochs
+    that have roll-ups, and returns the first step of the last roll-up before them. Later steps of
+    this roll-up may belong to the next epoch.
     """
     r = step_rollups.c
     begun = sa.select(sa.func.max(r.step)).where(r.run == run).group_by(r.epoch)
@@ -138,8 +138,8 @@ def _moves(
 ) -> dict[int, dict[str, Any]]:
     """Return, by rank, number and load of the samples that moved to or from the rank.
 
-    A sample moves to a rank if another rank had it in the epoch before. The result is empty if this
-    is unknown.
+    A sample moves to a rank if another rank had it in the epoch before. The result is empty for
+    the first epoch, for a stream, and if the assignment in the epoch before is unknown.
     """
     hello = runs.hello(connection, run)
     # All samples of a stream are new.

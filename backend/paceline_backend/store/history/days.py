@@ -26,7 +26,7 @@ _SETTLE_S = 30.0
 # Minimum time in seconds between two computations of a run's sums.
 _INTERVAL_S = 10.0
 _SUMMED = ("step_s", "compute_max", "compute_mean", "se", "waste")
-# Columns of `steps` that roll-ups lack. For a block, the values of its first step are used.
+# Columns of `steps` that roll-ups lack. For a roll-up, the values of its first step are used.
 _OF_RANKS = (steps.c.workers, segments.apart_in(steps).label("apart"))
 
 

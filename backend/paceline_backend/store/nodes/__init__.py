@@ -56,10 +56,10 @@ NODE_ALIVE_S = 7.0
 def listed(connection: sa.Connection) -> list[dict[str, Any]]:
     """Return all nodes that ever registered, alive ones first.
 
-    `cordoned` has author, time and reason of a cordon, `in_engine` has the cordon's effect in the
-    node's engine, and `spare_of` is the run that the node is held back for, or None. A node that
-    serves only one run is listed only while it is alive or cordoned: after the run, an operator
-    must still be able to lift the cordon.
+    `cordoned` has author, time and reason of a cordon, `in_engine` tells whether the node's engine
+    has accepted the cordon, and `spare_of` is the run that the node is held back for, or None. A
+    node that serves only one run is listed only while it is alive or cordoned: after the run, an
+    operator must still be able to lift the cordon.
     """
     rows, named = _rows(connection), cordons.active(connection).by_node
     shown = [each for each in rows if each["alive"] or not each["only_run"] or each["id"] in named]

@@ -6,7 +6,8 @@ can take over its name. A node that was admitted by a run's token serves only th
 must end with the run's id (`is_name`), so that a run cannot occupy other names.
 
 A session ends when its token is revoked or expires. No row has to change then, because each query
-checks `admitted`. The next session of the same node has a new seed, and so other keys.
+checks `admitted`. A node's keys are derived from a random seed, which is new in the node's next
+session.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def expect(
     longer valid; then the caller must not commit the transaction.
     """
     parent = sa.select(tokens.c.parent).where(tokens.c.id == token)
-    # For a browser, use the token that it logged in with.
+    # If `token` is the id of a browser, use the token that the browser logged in with.
     token = connection.execute(parent).scalar() or token
     admission = {"token": token, "seed": secrets.token_hex(16), "only_run": run}
     c = nodes.c
@@ -122,7 +123,7 @@ def _created(connection: sa.Connection, node: str, admission: dict[str, Any]) ->
 def bind(
     connection: sa.Connection, node: str, run: str, backend: str | None, host: str | None = None
 ) -> bool:
-    """Store the location of a run's node; return False if the session is not from the run's token.
+    """Store the machine of a run's node; return False if the run's token does not admit the node.
 
     `backend` is the engine that started the node (None: Paceline did not start it), and `host` the
     engine's name of the machine (None: unknown).

@@ -57,7 +57,7 @@ class Cordon:
 
     @property
     def in_engine(self) -> dict[str, Any] | None:
-        """Return the cordon's effect in the engine; None if no engine provides the node."""
+        """Return engine, machine, and the engine's answer; None if no engine provides the node."""
         if self.backend is None:
             return None
         names = ("backend", "host", "told_at", "refusal")
@@ -78,7 +78,7 @@ class ActiveCordons:
 
 
 def active(connection: sa.Connection) -> ActiveCordons:
-    """Return the active cordons, one per node and machine: if possible, one that is not lifted."""
+    """Return a `Cordon` for each node and machine that has one, preferably one not lifted."""
     c = cordons.c
     names = list(Cordon.__dataclass_fields__)
     query = sa.select(*(c[name] for name in names)).where(_counts()).order_by(c.key)
@@ -220,9 +220,9 @@ def _reason(by: str, why: str) -> str:
 def note_told(connection: sa.Connection, word: Word, refusal: str | None) -> None:
     """Record that an engine accepted a change, or why it refused.
 
-    Rows of `cordons` that changed since `word` was read are sent again. This includes changes that
-    another worker has sent, because it is unknown which of the two messages reached the engine
-    last. `refusal` is the engine's error message, None if it accepted.
+    Rows of `cordons` that changed since `word` was read are sent again, even if another worker has
+    sent them meanwhile: it is unknown which worker's message reached the engine last. `refusal` is
+    the engine's error message, None if it accepted.
     """
     c = cordons.c
     said = {"told_at": None if refusal else time.time(), "refusal": refusal}

@@ -245,8 +245,8 @@ def heartbeats(connection: sa.Connection) -> list[tuple[str, str, float | None]]
 def newest_step(connection: sa.Connection, run: str, node: str) -> tuple[int, float] | None:
     """Return number and duration in seconds of the newest step that any rank reported.
 
-    Return None if there is none, or if it belongs to another attempt than the latest that the node
-    has reported.
+    Return None if there is no such step, or if the step's attempt is not the latest attempt that
+    the node has reported.
     """
     w, c = worker_steps.c, run_nodes.c
     newest = (

@@ -45,7 +45,7 @@ class OutcomeFilter:
 
 
 def due(connection: sa.Connection, owner: str, limit: int) -> list[Due]:
-    """Return the runs whose effects should be measured, except those that another worker plans.
+    """Return the runs with switches to measure, except runs that another worker plans.
 
     `limit` applies only to ended runs.
     """
@@ -111,7 +111,7 @@ def keep(
 
 
 def of_run(connection: sa.Connection, run: int) -> dict[int, dict[str, Any]]:
-    """Return the effects of a run, as `keep` stored them, by policy version."""
+    """Return the effects of a run's switches, as `keep` stored them, by policy version."""
     public = sa.select(runs.c.id).where(runs.c.key == run).scalar_subquery()
     query = sa.select(effects.c.version, effects.c.body).where(effects.c.run == public)
     return {row.version: row.body for row in connection.execute(query)}

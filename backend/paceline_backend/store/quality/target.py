@@ -153,7 +153,7 @@ def _losses(
 
 
 def _of_stream(connection: sa.Connection, run: Mapping[str, Any], step: int) -> tuple[int, int]:
-    """Return a step's epoch, and the number of samples trained up to its end, for a stream."""
+    """Return the epoch of a step of a stream, and the number of samples trained up to the step."""
     c = steps.c
     query = sa.select(c.epoch).where(c.run == run["key"], c.step <= step)
     epoch = connection.execute(query.order_by(c.step.desc()).limit(1)).scalar()
@@ -161,7 +161,7 @@ def _of_stream(connection: sa.Connection, run: Mapping[str, Any], step: int) -> 
 
 
 def _in_whole_epochs(run: Mapping[str, Any], step: int) -> tuple[int, int]:
-    """Return a step's epoch, and the number of samples trained up to its end."""
+    """Return the epoch of a step, and the number of samples trained up to and in the step."""
     batch, samples = run["global_batch"] or 1, run["samples"] or 0
     per_epoch = run["steps_per_epoch"]
     if run["token_budget"] is None:

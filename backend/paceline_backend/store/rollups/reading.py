@@ -29,7 +29,7 @@ _Where = list[sa.ColumnElement[bool]]
 
 
 def bucket_of(bucket: int, first: int | None, last: int | None, points: int) -> int:
-    """Round a bucket's size to a multiple of the block, if it is at least half a block.
+    """Round a bucket's size to a multiple of `BLOCK`; keep a size below half of `BLOCK`.
 
     `bucket` is the minimum size for at most `points` buckets of the steps `first` to `last`.
     """

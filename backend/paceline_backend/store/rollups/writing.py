@@ -68,7 +68,7 @@ def _insert_steps() -> sa.Insert:
 def _insert_ranks() -> sa.Insert:
     """Build the INSERT of one block's rows, one for each rank that reported the first step.
 
-    Each record is looked up by its whole key, in the order of the groups. Both databases then
+    Each record is looked up by its whole key, one rank after the other. Both databases then
     choose a fast query plan even without statistics of the tables. In a new database, which has no
     statistics, a join of two ranges once took Postgres hours.
     """

@@ -71,9 +71,9 @@ class Written:
         unknown: runs that the store does not have; nothing about them was written.
         backends: backend of each known run, except observed runs, which are not planned.
         steps: run → the earliest step that the batch may have completed.
-        complete: Hellos whose parts have all arrived, with the run's id. Such a Hello becomes the
-            run's Hello only when it is written.
-        again: runs whose current Hello was complete already when a part of it arrived again.
+        complete: Hellos whose parts have all arrived, with the run's id. The caller must validate
+            such a Hello and pass it to `write` as a message; only then is it the run's Hello.
+        again: runs of which a part of the current Hello, which is complete, arrived again.
     """
 
     rows: int
@@ -98,8 +98,8 @@ def write(
     `messages` has public run id and message, as `paceline.wire.decode` returns them. `packed` has
     the Hellos that the caller has validated and encoded already, by their index in `messages`;
     other Hellos are validated and encoded here. If `roll_up` is false, new roll-ups are left to
-    `rollups.writing.fill`, because more telemetry is waiting. Hellos in `assembling` keep their
-    parts.
+    `rollups.writing.fill`, because more telemetry is waiting. Parts of the Hellos in `assembling`
+    are not deleted, because the caller still reads them.
     """
     known_hellos = packed or {}
     new = {

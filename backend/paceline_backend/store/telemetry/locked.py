@@ -114,7 +114,7 @@ class LockedRun:
             hello=packed.digest,
             device=hello.device,
         )
-        # When an observed run on one node is recorded, its number of ranks is unknown.
+        # For an observed run on one node, the number of ranks is unknown until the Hello.
         if self.policy == OBSERVED and self.nodes_max == 1:
             self.set(nproc=hello.world)
         return True

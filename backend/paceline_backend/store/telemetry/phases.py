@@ -15,7 +15,8 @@ from paceline_backend.store.database import insert
 from paceline_backend.store.schema import long_phases, runs, steps, worker_steps
 from paceline_backend.store.telemetry.locked import LockedRun
 
-# Phases that end before their step ends.
+# Phases that are over when the step is complete. In other phases, `LongPhase.step` can be the last
+# step that the rank has ended.
 _IN_STEP = (Phase.COMPUTE.value, Phase.SYNC.value)
 # `current` returns the times of this many newest steps.
 _STANDING_STEPS = 50

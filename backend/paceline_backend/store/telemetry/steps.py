@@ -164,7 +164,7 @@ def _latest(rows: Iterable[tuple[Any, ...]]) -> Collection[tuple[Any, ...]]:
 
 
 def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool) -> None:
-    """Sum up the steps with new rows that all ranks have reported.
+    """Sum up each step that has new rows and that all ranks have reported.
 
     All runs are handled together, because most batches have a few rows of each of many runs. If
     `roll_up` is false, roll-ups are only recorded as due.
@@ -198,7 +198,7 @@ def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool
 
 
 def _complete(connection: sa.Connection, runs: Iterable[LockedRun]) -> dict[int, list[range]]:
-    """Return the touched steps of large runs that are complete, by key of the run.
+    """Return the complete ones of the touched steps of large runs, by key of the run.
 
     A batch has only a few rows of each step of a large run, so most touched steps are not complete
     yet. Counting a step's rows is much faster than summing them up.

@@ -76,7 +76,7 @@ def permitted_writers(
 
 
 def sign(connection: sa.Connection, run: str) -> bool:
-    """Record that a run has a session; return False if the run was started without a session."""
+    """Record that a run gets a session; return False if the run has started without one."""
     may = runs.c.signed | (runs.c.state == State.PENDING)
     update = sa.update(runs).where(runs.c.id == run, may)
     return connection.execute(update.values(signed=True)).rowcount > 0
