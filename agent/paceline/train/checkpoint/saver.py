@@ -91,8 +91,8 @@ class Saver:
         self._schedule, self._contents = schedule, contents
         self._rank, self._samples, self._outer = rank, samples, outer
         self._folder = Folder(schedule.directory, schedule.keep)
-        # The training thread uses `_group`, the writing thread `_files`: two threads must not use one
-        # group. Both groups are new, because the default group may use NCCL.
+        # The training thread uses `_group`, the writing thread `_files`: two threads must not use
+        # the same group. Both groups are new, because the default group may use NCCL.
         several = dist.is_available() and dist.is_initialized()
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
         self._files = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
