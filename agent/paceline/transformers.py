@@ -84,8 +84,8 @@ class _Turn:
             only a filler sample.
         items: for each of the step's batches, the number of its labels that count in the loss;
             None: the number is unknown.
-        all_items: number of the step's labels that count in the loss, on all ranks; on this rank
-            if Trainer does not average over ranks.
+        all_items: number of the step's labels that count in the loss: of all ranks if Trainer
+            averages over ranks, else of this rank.
         weight: this rank's weight in the update.
     """
 
@@ -290,7 +290,8 @@ class PacelineMixin:
     def _normalisation(self, model: nn.Module, inputs: dict[str, Any]) -> _Loss | None:
         """Compute the loss three times before the first step, to determine its normalisation.
 
-        A signature does not show it: many models accept ``num_items_in_batch`` and do not use it.
+        A signature does not show the normalisation, because many models accept
+        ``num_items_in_batch`` and ignore it.
         Return None if this batch's loss is 0 or not finite, for example because none of its labels
         count: such a batch does not show the normalisation.
         """

@@ -148,7 +148,7 @@ class Directory:
             os.close(descriptor)
 
     def _take(self, size: int) -> bool:
-        """Add `size` (may be negative) to the bytes in use; return False at the limit."""
+        """Add `size` (may be negative) to the bytes in use, or return False if that is too many."""
         with self._locked() as descriptor:
             used = _read(descriptor) + size
             if size > 0 and used > self.limit_bytes:
@@ -169,7 +169,7 @@ class Directory:
             )
 
     def _count(self, sizes: npt.NDArray[np.int64]) -> list[int]:
-        """Remove broken samples and samples beyond the limit; return the other indices, sorted."""
+        """Remove broken samples and samples beyond the limit; return the indices of the rest."""
         used, kept = 0, []
         for file in sorted(self._files()):
             size = file.stat().st_size

@@ -163,8 +163,8 @@ class Prefetcher:
         holds: Bools = np.zeros(len(self._data), bool)
         assert shard.holds is not None
         holds[np.frombuffer(shard.holds, "<u4")] = True
-        # The leader sends the next epoch's samples a second time at the epoch's end. They may have
-        # changed, because ranks have trained further samples since.
+        # The leader sends `holds` for the next epoch a second time at the epoch's end. The list may
+        # have changed, because ranks have trained further samples since.
         again = self._next is not None
         there = self._data.directory.has
         news = np.flatnonzero(holds & ~self._now).tolist()
@@ -220,8 +220,8 @@ class Prefetcher:
         with self._changed:
             if ahead:
                 self._ahead.append(sample)
-            # Samples of segments are not requeued: a step reads its missing samples itself, sooner
-            # than this thread would.
+            # A sample that a planned step needs is not requeued: the step itself reads the sample
+            # from the source, sooner than this thread would.
 
     def _get(self, sample: int, ahead: bool) -> None:
         directory, size = self._data.directory, int(self._data.lengths[sample])

@@ -47,7 +47,10 @@ class Source(Protocol):
 
 
 class Files:
-    """Source whose samples are files on a local or a shared file system: one path each, [N]."""
+    """Source whose samples are files on a local or a shared file system.
+
+    `paths` has the path of each sample, [N].
+    """
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
         self._paths = [os.fspath(path) for path in paths]
@@ -73,7 +76,7 @@ class Ranges:
         headers: headers of HTTP requests, such as ``Authorization``.
 
     Raises:
-        ValueError: the offsets do not ascend from 0 or more, or there is no sample.
+        ValueError: an offset is negative, the offsets do not ascend, or there is no sample.
     """
 
     def __init__(

@@ -42,8 +42,8 @@ class Reading(Protocol):
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
         """Yield the samples of this rank in an epoch, in order.
 
-        If other ranks read parts of the same shard, yield its `ShardOrder` after its samples. By
-        this object's digests, ranks check that they read the samples in the same order.
+        If other ranks read parts of the same shard, yield its `ShardOrder` after its samples. Ranks
+        compare the digests in these objects, to check that they read the samples in the same order.
         """
         ...
 
@@ -306,11 +306,11 @@ def _name(shard: Any) -> str:
 
 
 def _shuffled(dataset: Any) -> str:
-    """Return a text with a digest of a Hugging Face data set's random generators, empty if none.
+    """Return a text with a digest of a Hugging Face data set's random generators.
 
     Ranks compare the texts, because ``dataset.shuffle()`` without a seed draws a different order on
-    each rank. The generators are in private attributes; if none is found, the order is not
-    compared.
+    each rank. The generators are in private attributes; if none is found, the text is empty, and
+    the order is not compared.
     """
     states, pending, seen = [], [dataset], set()
     while pending:

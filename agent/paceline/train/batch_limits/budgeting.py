@@ -120,10 +120,10 @@ def refuse_limits(
 
 
 def planned(terms: Terms, startup: Startup) -> tuple[Terms, EpochSteps]:
-    """Return the terms, and an `EpochSteps`, which counts the steps of each epoch. Collective.
+    """Return `terms`, and an `EpochSteps`, which counts the steps of each epoch. Collective.
 
-    With a token budget, `global_batch` of the returned terms is the mean number of samples per step
-    in the first epoch.
+    With a token budget, `global_batch` of the returned `Terms` is the mean number of samples per
+    step in the first epoch.
     """
     if terms.token_budget is None:
         return terms, EpochSteps(terms)

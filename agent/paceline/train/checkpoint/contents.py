@@ -48,11 +48,10 @@ class Contents:
         return {key: value for key, value in self.state().items() if is_dtensor(value)}
 
     def layout(self) -> dict[str, torch.Tensor]:
-        """Return a tensor for each entry of the state that is split over the ranks, by key.
+        """Map the key of each entry that is split over the ranks to a tensor that is split like it.
 
-        The tensor is split like the entry. The tensors of an optimiser's state may not exist yet,
-        so those of one parameter have a common key, ``optimizer/PARAMETER``, and are split like the
-        parameter.
+        The tensors of an optimiser's state may not exist yet, so those of one parameter have a
+        common key, ``optimizer/PARAMETER``, and are split like the parameter.
         """
         return dict(self._layout()) if is_sharded(self.model) else {}
 

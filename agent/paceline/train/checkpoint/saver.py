@@ -91,8 +91,8 @@ class Saver:
         self._schedule, self._contents = schedule, contents
         self._rank, self._samples, self._outer = rank, samples, outer
         self._folder = Folder(schedule.directory, schedule.keep)
-        # The saver has process groups of its own: the default group may use NCCL, and the threads
-        # of relaxed synchronisation use other groups.
+        # The training thread uses `_group`, the writing thread `_files`: two threads must not use
+        # the same group. Both groups are new, because the default group may use NCCL.
         several = dist.is_available() and dist.is_initialized()
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
         self._files = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
@@ -276,7 +276,10 @@ class Saver:
             ) from error
 
     def _agree(self) -> int | None:
-        """Return the step count of the newest checkpoint on rank 0; None if there is none."""
+        """Check that all ranks have the same arguments, and find the newest checkpoint.
+
+        Return its step count, which rank 0 reads from the directory; None if there is none.
+        """
         arguments = {**asdict(self._schedule), "directory": str(self._schedule.directory)}
         given = arguments | self._contents.given
         mine = given, *(self._find_newest() if self._rank == 0 else (None, ""))

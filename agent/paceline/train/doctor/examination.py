@@ -97,7 +97,7 @@ class Examination:
         raise EnoughError(0)
 
     def _in_trial(self, error: Exception) -> bool:
-        """Return whether the script failed in a `Rehearsal`; if so, record that as its answer."""
+        """Return whether the script failed in a `Rehearsal`; if so, record the `ProofResult`."""
         known = next((k for k in self._seen.sessions if k.rehearsal is not None), None)
         if known is None or known.rehearsal is None:
             return False

@@ -33,8 +33,8 @@ from paceline.train.stacks import is_users
 class SeenSession:
     """A session that the script made, and the script's use of it.
 
-    `where` is the line that made the session, such as "train.py:30"; `checkpoint` and `state` are
-    the lines that called `Session.checkpoint` and that read or set the session's state.
+    `where` is the line that made the session, such as "train.py:30". `checkpoint` is the line that
+    called `Session.checkpoint`, and `state` the line that read or set the session's state.
     """
 
     where: str

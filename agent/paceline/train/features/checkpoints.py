@@ -23,8 +23,8 @@ class Checkpoints(Feature):
         self._state, self._saver = state, saver
         # The epoch's newest step that has ended but is not in a checkpoint yet.
         self._ended: LocalStep | None = None
-        # The newest step after which no gradients accumulate: a step of this epoch, or the last
-        # step before this epoch. None: gradients have been accumulating since the previous epoch.
+        # The newest step in which the optimiser stepped: a step of this epoch, or the last step
+        # before this epoch. None: the optimiser stepped in neither.
         self._stepped: int | None = -1
 
     def restore_random(self) -> None:

@@ -94,8 +94,8 @@ def refuse_uneven(current: CurrentStep, any_sharded: Callable[[], bool]) -> Call
 def _tensors(name: str, args: Sequence[Any]) -> tuple[torch.Tensor | None, Sequence[torch.Tensor]]:
     """Return this rank's tensor in a collective, and the collective's tensors for all ranks.
 
-    If the collective has several tensors per rank, it is not checked: the tensor is None. The list
-    is empty then, and if the collective has a single tensor for all ranks together.
+    If the collective has several tensors per rank, it is not checked: return None and an empty
+    list. If it has a single tensor for all ranks together, the list is empty, too.
     """
     outputs, inputs = args[0], args[1]
     if name not in _LISTS:

@@ -190,7 +190,7 @@ class RankMonitor(Feature):
     def end_epoch(self, ran_out: bool, raised: bool) -> None:
         if raised:
             self._leave(raised=True)
-            # Give the thread time to find and log the reason.
+            # Give the thread time to find and log a lost rank that may have made the script fail.
             self.explained(PacelineError(), _NAMED_S)
         elif ran_out:
             self._progress.in_loop = False
@@ -231,7 +231,11 @@ class RankMonitor(Feature):
         self._wake.set()
 
     def disconnect(self) -> None:
-        """End the thread; after a failure, rank 0 first gives others time to read the reason."""
+        """End the thread.
+
+        After a failure, rank 0 waits first: other ranks read the reason in the store, which ends
+        with rank 0.
+        """
         if self._thread is None:
             return
         if self._rank == 0 and self._failure is not None:
@@ -480,7 +484,7 @@ def _is_alive(process: int) -> bool:
 
 
 def _record(failure: str) -> None:
-    """Write the reason into the error file that TorchElastic reads when a rank ends."""
+    """Write why this process ends into the error file, which TorchElastic then reads."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         extra = {"py_callstack": "", "timestamp": str(int(time.time()))}
         with suppress(OSError):

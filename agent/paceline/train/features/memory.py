@@ -113,8 +113,9 @@ def with_learned(
     """Reduce the limits to those that ranks learned when memory ran out in earlier attempts.
 
     With micro-batches, a learned limit applies to all ranks with an equal device, so that they do
-    not run out of memory, too; it adds at most one micro-batch to a step. A limit below the size of
-    the largest sample is raised to this size, unless a load of at most this size did not fit.
+    not run out of memory, too. Their steps may then have more micro-batches. If a learned limit
+    is below the size of the largest sample, it is raised to this size, unless memory ran out with a
+    load of this size or less.
 
     Without micro-batches, a learned limit applies only to the rank that learned it: the other ranks
     need room for the samples that no longer fit on this rank.

@@ -71,7 +71,7 @@ class MicroBatches(_UnevenLoops):
             logger.warning("micro_batches=True has no effect without limits: %s", _GIVE_LIMITS)
 
     def begin_turn(self, turn: LocalStep) -> None:
-        """Find the script's schedules: their `step` has no effect before the last micro-batch."""
+        """Find the script's schedules, to ignore their `step` before a step's last micro-batch."""
         gate = self._state.gate
         if turn.place == 0 and gate.relaxed is not None:
             self._schedules.look(gate.chosen())

@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 # About this many of a model's parameters get a hook that detects the start of a backward pass.
 _HOOKED = 16
-# Maximum number of spans (of computing, then waiting) in a step. Real steps have far fewer: under
-# FSDP2 about 6 for each group of parameters and micro-batch.
+# Maximum length of a step's `ObservedStep.spans`. Real steps have far fewer items: under FSDP2
+# about 6 for each group of parameters and micro-batch.
 _MOST_SPANS = 20_000
 
 
@@ -146,9 +146,9 @@ class Observer:
     def backward_began(self, _parameter: torch.Tensor) -> None:
         """Record the first gradient of a backward pass.
 
-        At the end of the pass, three callbacks run in this order: `_computed`, the callback of
-        DistributedDataParallel, which waits for the reduction, and `_reduced`, which `_computed`
-        queues.
+        At the end of the pass, three callbacks run. The first is `_computed`, which queues
+        `_reduced`. The second is the callback of DistributedDataParallel, which waits for the
+        reduction. The third is `_reduced`.
         """
         if self._recorder is not None and not self._in_backward:
             self._in_backward = True
@@ -202,7 +202,7 @@ class Observer:
             self._recorder.logged(value)
 
     def _bound(self) -> None:
-        """End observing if a step has too many spans, which would fill the memory."""
+        """End observing if a step's `ObservedStep.spans` would fill the memory."""
         assert self._recorder is not None
         if self._recorder.timeline.spans > _MOST_SPANS:
             self.end("no optimiser steps the model")

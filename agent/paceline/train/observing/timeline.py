@@ -94,7 +94,8 @@ class ObservedStep:
     `data_s` is the wait for the loader. `step_s` is the time from the arrival of the step's batch
     to the arrival of the next step's batch. `began` and `ended` are the times of the batch's
     arrival and of the optimiser's step, on the host's monotonic clock. `spans` has three stamps for
-    each part of the step: the start of computing, and the start and end of waiting for other ranks.
+    each period of computing: its start, its end, and the end of the wait for other ranks after it.
+    If no wait follows, the last two are equal.
     """
 
     number: int
@@ -177,7 +178,7 @@ class Timeline:
 
     @property
     def spans(self) -> int:
-        """Return the number of spans of the current step."""
+        """Return the length of the current step's `ObservedStep.spans`."""
         return len(self._open.spans)
 
     @contextmanager

@@ -40,7 +40,7 @@ def room_key(rank: int) -> str:
 
 
 def claims_key(epoch: int) -> str:
-    """Return the key of an epoch's claims: how many parts of its shards are claimed so far."""
+    """Return the key whose value says how many parts of an epoch's shards are claimed."""
     return f"stream/{epoch}/claims"
 
 

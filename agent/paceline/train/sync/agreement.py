@@ -97,7 +97,7 @@ class LoopAgreement:
         return "rank 0 has ended"
 
     def _poll_steps(self, step: int, raised: bool) -> Iterator[list[int | None]]:
-        """Yield the ranks' steps repeatedly; raise if no rank steps or leaves for too long."""
+        """Yield the ranks' steps repeatedly; raise if they make no progress for too long."""
         patience_s = self._ranks.timeout.total_seconds()
         if raised:
             patience_s = min(patience_s, max(_NO_PROGRESS_S, 10 * self._took_s))

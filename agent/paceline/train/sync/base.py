@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-# For at most this many divisions of the ranks into groups, process groups are kept for reuse.
+# `Ranks.among` keeps process groups for reuse: those of at most this many ways to divide the ranks.
 _KEPT_DIVISIONS = 4
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Ranks:
         return made
 
     def among(self, groups: Sequence[Sequence[int]]) -> Ranks:
-        """Return this rank's group, in which ranks count from 0. Collective."""
+        """Return a `Ranks` of this rank's group, which numbers its ranks from 0. Collective."""
         mine = next(group for group in groups if self.rank in group)
         if (name := str(groups)) not in self.groups:
             parts = [key for key in self.groups if key]
@@ -155,7 +155,7 @@ class GradientSync(Protocol):
         ...
 
     def body_done(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> None:
-        """End an iteration of the loop's body. Each iteration has its own `LocalStep`."""
+        """Handle the end of an iteration of the loop. Each iteration has its own `LocalStep`."""
         ...
 
     def end_step(self, step: LocalStep) -> None:

@@ -6,8 +6,8 @@ The methods depend on Python's internals, and have limits:
   called without a scaler. A search visits all objects that the garbage collector tracks, which
   takes some tenths of a second in a large process. A dropped object may live until Python collects
   it, so a second search follows a collection. An optimiser or an enabled scaler that the script
-  keeps but never uses is found, too: then there are two candidates, and gradients are still
-  all-reduced. If a framework's wrapper is no subclass of torch's class, a search finds only the
+  keeps but never uses is found, too. Then relaxed synchronisation, which supports only one of each,
+  cannot be used. If a framework's wrapper is no subclass of torch's class, a search finds only the
   torch object inside it.
 - **Whether an exception ends the loop over the loader**: Python closes a loop's iterator in the
   same way after a ``break`` and after an exception. Only CPython shows the difference: a traceback

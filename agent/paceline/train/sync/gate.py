@@ -140,7 +140,7 @@ class SyncGate:
 
     @property
     def stepped(self) -> bool:
-        """Return True if the optimiser stepped in the newest iteration: no gradients accumulate."""
+        """Return True if the optimiser stepped in the newest iteration; else gradients add up."""
         return self._stepped is self._body
 
     def declare(
@@ -200,7 +200,7 @@ class SyncGate:
                 model.reduce(not step.more)
 
     def turn_done(self, closing: bool) -> None:
-        """End the loop's body after a micro-batch that is not the step's last.
+        """Handle the end of an iteration whose micro-batch is not the step's last.
 
         Raise a PacelineError if the script left the loop here without an exception.
         """
@@ -214,10 +214,10 @@ class SyncGate:
             raise PacelineError(f"rank {self._rank} {self._failure}")
 
     def body_done(self, closing: bool) -> None:
-        """End the loop's body. `closing`: the script left the loop.
+        """Handle the end of an iteration with the step's last or only batch.
 
-        Raise a PacelineError if an exception ended the loop and other ranks continued or are
-        silent.
+        `closing`: the script left the loop. Raise a PacelineError if an exception ended the loop
+        and other ranks continued or are silent.
         """
         self._body = self._step
         if self._held_back and not closing:

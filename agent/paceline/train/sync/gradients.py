@@ -116,7 +116,7 @@ class Flat:
                     self._written.add(setting)
 
     def write(self, vector: torch.Tensor) -> None:
-        """Set each ``.grad`` to a part of a sum, or to None if no rank had a gradient for it."""
+        """Copy a sum to the parameters' ``.grad``; set None where no rank had a gradient."""
         used = self._ends[-1]
         there = vector[used : used + len(self.parameters)].tolist()
         devices = {parameter.device for parameter in self.parameters}

@@ -81,11 +81,12 @@ class HierarchicalSync(PartialSync):
     contributes w_j·g_j to the server's parameters, as under the all-reduce.
 
     After every `every` rounds the group's first rank pushes the group's change and pulls the
-    server's parameters, while the group continues to train. All ranks of the group get the pulled
-    parameters with the same later round, as a correction, which does not undo the steps that the
-    group made meanwhile. So replicas within a group stay equal. When all ranks synchronise, each
-    group pushes the rest of its change, and all ranks load the server's parameters. If `every` is
-    None, groups push only when all ranks synchronise.
+    server's parameters, while the group continues to train. A later round sends a correction to all
+    ranks of the group: the pulled parameters minus the group's parameters at the push. Each rank
+    adds the correction to its parameters, which does not undo the steps that the group made
+    meanwhile. All ranks of the group do so with the same round, so their replicas stay equal. When
+    all ranks synchronise, each group pushes the rest of its change, and all ranks load the server's
+    parameters. If `every` is None, groups push only when all ranks synchronise.
     """
 
     def __init__(

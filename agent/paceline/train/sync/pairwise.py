@@ -53,7 +53,8 @@ class PairwiseSync(AveragingSync):
         self._lock = threading.Lock()
         # The parameters' values just after the shadow was last copied to them.
         self._loaded = joined(parameters)
-        # The shadow, followed by the number of own steps in it. The lock protects it.
+        # The shadow, and as the last element the number of this rank's steps that the shadow
+        # includes. `_lock` protects this vector.
         self._shadow = torch.cat([self._loaded, torch.zeros(1)])
         answering = replicas.answering(ranks.world)
         self._tasks = TaskThread(ranks.timeout.total_seconds())

@@ -120,7 +120,10 @@ class Peers:
                 self._thread.join(timeout=1.0)
 
     def _close(self, word: str) -> None:
-        """End all ranks' questions and answers; only the first `word` (the reason) is kept."""
+        """End all ranks' questions and answers.
+
+        The first call by any rank stores `word`, a reason or `_FINISHED`; later calls do nothing.
+        """
         store = self._ranks.store
         if store.compare_set(self._key("closed"), "", word).decode() != word:
             return

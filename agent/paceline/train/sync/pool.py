@@ -188,7 +188,10 @@ class SharedBatches:
             self._spans.clear()
 
     def _leaves(self) -> bool:
-        """Leave this rank's batches to others if they finish sooner; return whether it does so."""
+        """Leave the rest of this rank's queue to other ranks if they will finish it sooner.
+
+        Return True if the rest of the queue is left to other ranks, by this call or an earlier one.
+        """
         if self._mine is not None and self._mine.queue.stance is Stance.LEAVES:
             return True
         if pool.is_due(self._clock() - self._worked_at, self._pace.batch_s):
@@ -208,7 +211,11 @@ class SharedBatches:
         return False
 
     def _stops(self, mine: RankQueue) -> bool:
-        """Stop if no batch is left, or if other ranks will take them; return whether it stops."""
+        """Return True if this rank trains no more batches of the span.
+
+        It trains none if it has left its own batches to other ranks, if no other rank has left
+        batches, or if a rank that still trains will take these over.
+        """
         if mine.stance is Stance.LEAVES:
             return True
         self._change(RankQueue.stop)
@@ -252,7 +259,10 @@ class SharedBatches:
         return entries
 
     def _rank_queues(self, entries: list[_Entry]) -> list[RankQueue]:
-        """Return the ranks' queues; a queue without a time per batch gets its rank's last one."""
+        """Return the ranks' queues.
+
+        If a queue has no time per batch, it gets the newest time that its rank has reported.
+        """
         rank_queues = [entry.queue for entry in entries]
         for rank, queue in enumerate(rank_queues):
             self._paces[rank] = queue.batch_s or self._paces[rank]

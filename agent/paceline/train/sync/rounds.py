@@ -91,7 +91,7 @@ class Rounds:
         """Offer a gradient to the next rounds; None: a step has ended without a gradient.
 
         Wait while this rank has a `WaitReason`; a wait of more than a second is logged. `ends_step`
-        is True for the first gradient of a step.
+        is True for the first of a step's gradients, so that the step counts once.
         """
         with self._changed:
             if gradient is None:
@@ -171,7 +171,10 @@ class Rounds:
                 self._changed.notify_all()
 
     def _wait(self, reason: Callable[[], WaitReason | None]) -> None:
-        """Wait until `reason` returns None. During a long wait, log it once, and call rounds."""
+        """Wait until `reason` returns None. A long wait is logged once.
+
+        During the wait, call a round every `_PULSE_S` seconds; the round fails if a rank is gone.
+        """
         began = time.monotonic()
         log_at, pulse_at, deadline = began + _LOG_S, began + _PULSE_S, began + self._timeout_s
         with self._changed:
@@ -380,7 +383,7 @@ class RoundVector:
         clock: int,
         finished: bool,
     ) -> torch.Tensor:
-        """Build one rank's vector; the arguments are its part of the sum and of `RoundOutcome`."""
+        """Build one rank's vector: its weighted gradients, then its entries of `RoundOutcome`."""
         world, vector = self._world, torch.empty(self._size)
         own, outcome = vector[: self._length], vector[self._length :].zero_()
         if not gradients:
