@@ -66,7 +66,7 @@ REPORTED = (*UNDER_WAY, *ENDED)
 
 
 class TransitionCause(Enum):
-    """Reason for a change of a run's state. The value completes "cannot become … when"."""
+    """Reason for a change of a run's state; its value ends the message "cannot become … when …"."""
 
     # Worker: the run waits as a job of an engine.
     QUEUE = "its engine queues it"

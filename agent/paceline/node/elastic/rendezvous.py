@@ -205,7 +205,7 @@ class Members:
         self._store = store
 
     def begin_round(self, own: _NodeDesc, participants: Iterable[_NodeDesc]) -> None:
-        """Record the launchers of a round, and that `own`, which is this launcher, is not gone."""
+        """Record the launchers of a round. This launcher, `own`, no longer counts as gone."""
         self._store.set(_MEMBERS, "\n".join(map(str, participants)))
         self._store.delete_key(f"gone/{own}")
 
