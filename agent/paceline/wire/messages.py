@@ -169,8 +169,9 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
     world: int
     # Number of ranks that contributed gradients or a replica.
     contributors: int
-    # Number of contributed gradients by age in rounds; for two replicas, by the number of steps
-    # that one replica is behind the other. The last entry counts that age and all higher ages.
+    # Number of contributed gradients by age in rounds. For a mean of two replicas: number of
+    # replicas by age in steps, where the newer replica has age 0. The last entry counts its own
+    # age and all higher ages.
     staleness: list[int]
     # Number of samples whose gradients were dropped because they were too old.
     dropped: int
