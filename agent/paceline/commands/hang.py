@@ -74,7 +74,7 @@ def _state(client: Client, run: str) -> str:
 
 
 def _blocking_stacks(client: Client, run: str, hang: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the stacks of blocking ranks; if there are none, of waiting ranks; else of all."""
+    """Return the stacks of the blocking ranks, else of the waiting ranks, else of all ranks."""
     ranks = hang["holding"] or hang["waiting"]
     listed: list[dict[str, Any]] = _stacks_of(client, run, None)["stacks"]
     return [stack for stack in listed if not ranks or stack["rank"] in ranks]

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePlace:
-    """Options that an engine passes: the run, and the engine's names of process and machine."""
+    """Options from an engine: the run, and the engine's names for this process and this machine."""
 
     run: Annotated[
         str | None,
@@ -56,8 +56,8 @@ class EnginePlace:
         str,
         typer.Option(
             help="The name that the engine uses for this machine, such as Slurm's "
-            "$SLURMD_NODENAME. With it, `paceline cordon` can also make the engine give the "
-            "machine no new jobs."
+            "$SLURMD_NODENAME. If it is given, `paceline cordon` can also stop the engine "
+            "from giving the machine new jobs."
         ),
     ] = ""
 
@@ -157,9 +157,10 @@ def node(
 def _adopted(
     client: Client, script: str, training: JobTraining, slot: str | None
 ) -> tuple[str, str, str]:
-    """Register this process with the server. The first process with the run's key creates the run.
+    """Register this process with the server, as a node of the run that its run key names.
 
-    Return the run's id, this process's slot, and a token for the run's nodes.
+    The first node that registers creates the run. Return the run's id, this process's slot, and a
+    token for the run's nodes.
     """
     from paceline.node import duty
     from paceline.node.starting.several import counted

@@ -306,7 +306,7 @@ class Restarts:
     restart_hung: RestartHung = None
 
     def rest_fields(self) -> dict[str, Any]:
-        """Return the fields of ``POST /runs``; `max_restarts` is a part of the launch instead."""
+        """Return `restart_hung` as a field of ``POST /runs``. `max_restarts` is in `Launch`."""
         return {} if self.restart_hung is None else {"restart_hung_s": self.restart_hung}
 
 

@@ -266,7 +266,7 @@ class Agent:
         self._link.report(RunState(State.FAILED, now, node, launch.attempt, message=why), run)
 
     def _let_go(self, run: str) -> None:
-        """Close an ended run before it is launched again; the new supervisor delivers its spool."""
+        """Close an ended run before it is launched again; its new supervisor delivers the spool."""
         for kept in (self._runs.pop(run, None), self._left_over.pop(run, None)):
             if kept is not None:
                 kept.close()

@@ -25,7 +25,7 @@ CALL_TIMEOUT_S = 10.0
 _PAGE = 500
 
 
-class ServerUnreachable(PacelineError):  # noqa: N818 - reads as what happened
+class ServerUnreachable(PacelineError):  # noqa: N818 - the name says what happened
     """An error because no working Paceline server answers at the given address."""
 
 
@@ -146,7 +146,7 @@ class Client:
         body: Mapping[str, Any],
         revision: int | None = None,
     ) -> Any:
-        """Change a run that has a given revision; return the server's answer.
+        """Change a run if it has a given revision; return the server's answer.
 
         `what` is the path below the run, such as ``policy``. `revision` None: the run's present
         revision. An InputError is also raised if the run has another revision, because another

@@ -100,7 +100,7 @@ class Delivery:
 
     @property
     def ended(self) -> bool:
-        """True if the run's last state was reported, even if it is not yet delivered."""
+        """True if the run's end was recorded with `report`, even if it is not yet delivered."""
         return bool(self.record.states) and self.record.states[-1].state.final
 
     @property

@@ -46,7 +46,7 @@ class Link:
 
     @property
     def place(self) -> str:
-        """Host and port, for messages: the URL may hold a password."""
+        """Host and port of the bus, for log messages, because the URL may hold a password."""
         return urlsplit(self.url).netloc.rpartition("@")[2] or self.url
 
     def attempt(self, call: Callable[[redis.Redis], T]) -> T | None:

@@ -106,7 +106,8 @@ def shorten(path: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
-            # The middle cannot be freed, so free everything. The rank continues at its own offset.
+            # The middle cannot be freed, so free everything. The rank's next write keeps its
+            # offset in the file.
             os.ftruncate(handle, 0)
     finally:
         os.close(handle)

@@ -55,7 +55,7 @@ class Record(msgspec.Struct):
 
     run: str
     node: str
-    # Kind of the supervisor: "agent", "paceline run" or "paceline observe".
+    # Name of the supervisor: "the agent", "paceline run", "paceline observe" or "paceline doctor".
     supervisor: str
     # The control plane that gets the states: its id, or the address of its bus.
     control: str

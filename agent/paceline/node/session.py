@@ -34,8 +34,8 @@ class BusSession:
     reports: str
     # The stream from which commands are read.
     obeys: str
-    # Key of the MACs of commands and answers, and of the encryption of secrets and answers; reports
-    # have no MAC. None: MACs are not checked, and questions are not answered.
+    # Key for the MACs of commands and answers, and for encrypting answers and the secrets of a
+    # launch. Reports have no MAC. None: MACs are not checked, and questions are not answered.
     key: bytes | None = field(repr=False)
 
 

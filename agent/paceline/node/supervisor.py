@@ -169,7 +169,8 @@ class Supervisor:
             else:
                 self.last = self.delivery.report_start(self._launch.attempt)
                 self._start()
-        # ValueError: a process cannot get a text, or a run on several nodes has no session.
+        # ValueError: a text cannot be passed to a process as an argument or variable, or a run on
+        # several nodes has no session with a key.
         except (OSError, ValueError) as error:
             self._end(State.FAILED, None, f"the run cannot be started: {error}")
 

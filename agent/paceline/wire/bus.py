@@ -32,8 +32,8 @@ def connect(url: str, *, timeout_s: float = 2.0, keep: bool = False) -> redis.Re
             to trust.
         timeout_s: the timeout in seconds for connecting and for each call. A blocking read must
             block for less.
-        keep: True: if clients take too much memory, the bus does not close this connection.
-            Only the control plane's user has the right to request that.
+        keep: if True, the bus does not close this connection when its clients take too much
+            memory. Only the control plane's user may request this.
     """
     return redis.Redis.from_url(
         url,

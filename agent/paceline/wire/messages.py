@@ -159,18 +159,19 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     # Number of the record among this rank's round records of the attempt, from 0.
     seq: int
-    # `Plan.seq` of the plan.
+    # The segment's number, `Plan.seq`.
     segment: int
     # Number of the round in its segment, from 0.
     number: int
     # The step that the rank was in.
     step: int
-    # Number of ranks that took part, whether or not they contributed.
+    # Number of ranks that could contribute: all ranks, the ranks of a group, or the two of a pair.
     world: int
     # Number of ranks that contributed gradients or a replica.
     contributors: int
-    # Number of contributed gradients by age in rounds; for two replicas, by the number of steps
-    # that one replica is behind the other. The last entry counts that age and all higher ages.
+    # Number of contributed gradients by age in rounds. For a mean of two replicas: number of
+    # replicas by age in steps, where the newer replica has age 0. The last entry counts its own
+    # age and all higher ages.
     staleness: list[int]
     # Number of samples whose gradients were dropped because they were too old.
     dropped: int
@@ -213,7 +214,7 @@ class Fallback(msgspec.Struct, frozen=True, tag="fallback"):
     """
 
     attempt: int
-    # `Plan.seq` of the plan.
+    # The segment's number, `Plan.seq`.
     segment: int
     # For the operator: a clause without a full stop, of at most `MOST_WHY` characters.
     why: str
@@ -509,7 +510,7 @@ class JoinRendezvous(msgspec.Struct, frozen=True, tag="join_rendezvous"):
 
 
 class RunChanged(msgspec.Struct, frozen=True, tag="run_changed"):
-    """Notice that a run has a new state, policy or Hello, which the reader finds in the store."""
+    """Notice that a run has a new state, policy or Hello, which the database contains."""
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):

@@ -1,6 +1,6 @@
 """The plan of a segment, a few consecutive steps: which samples each rank gets, and why.
 
-The planner returns a `Plan`, the leader adopts it, the bus carries it and the store keeps it:
+The planner returns a `Plan`, the leader adopts it, the bus carries it and the database keeps it:
 
 1. A policy's scheduler divides samples as an `Assignment`. `policies.plan` makes the plan from it,
    and `planning.offer` adds what the policy does not know.
@@ -9,8 +9,8 @@ The planner returns a `Plan`, the leader adopts it, the bus carries it and the s
 3. The leader adopts the plan and stores a `PlanShard` of it for each rank. A rank unpacks its
    shard into a `LocalStep` for each step, and the script sees the step's `Batch`
    (`paceline.train.plan_shard`).
-4. The leader announces the plan as `Adopted`. Ingest stores it; controllers, charts and
-   `paceline replay` read it from the store.
+4. The leader announces the plan as `Adopted`. Ingest stores it in the database, where
+   controllers, charts and `paceline replay` read it.
 
 A field named `segment` holds the number of a segment, `Plan.seq`.
 """
@@ -56,8 +56,8 @@ _SMALLEST_SHARE = 1e-9
 CONTROLLER, LOCAL = "controller", "local"
 PLANNED = (CONTROLLER, LOCAL)
 _SOURCES = (*PLANNED, "coast", "equal")
-# Maximum number of seconds per size unit, sample or step. With larger numbers, their products with
-# sizes, and sums of these, might not be finite.
+# Maximum number of seconds per size unit, sample or step. With larger numbers, step times that are
+# computed from them might not be finite.
 _MOST_PACE = 1e6
 
 
@@ -272,7 +272,7 @@ def _misshapen(width: int) -> str:
 def _of_indices(plan: Plan, samples: int | None) -> str | None:
     if samples is None or not plan.indices:
         return None
-    # `assignment` would copy the indices, and most callers need that copy later, or never.
+    # `assignment` would copy the indices and keep the copy, which most callers do not need yet.
     most = int(np.frombuffer(plan.indices, "<u4").max())
     return (
         f"indices holds sample {most}, but there are {samples} samples" if most >= samples else None

@@ -14,10 +14,11 @@ The launch of a multi-node run also has a `Rendezvous` phase: its progress in ch
 the rendezvous, and in relaunching the run after that host is lost.
 
 Agents, ranks and clients only read states (`State.final`, `ENDED`). Only the control plane writes
-them: `requests` for users and for the worker, and ingest for messages from nodes. Each write in
-`store` names its cause. In SQL, the write is conditional on `TransitionCause.sources`, because
-another process may have changed the run meanwhile. A write that `TRANSITIONS` never allows raises
-`ImpossibleTransitionError`, because the caller has a defect.
+them: its package `requests` (requests of users, and of the worker), the worker itself, and ingest
+when messages from nodes arrive. Each write in `store` names its cause. In SQL, the write is
+conditional on `TransitionCause.sources`, because another process may have changed the run
+meanwhile. A write that `TRANSITIONS` never allows raises `ImpossibleTransitionError`, because the
+caller has a defect.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ REPORTED = (*UNDER_WAY, *ENDED)
 
 
 class TransitionCause(Enum):
-    """Reason for a change of a run's state. The value completes "cannot become … when"."""
+    """Reason for a change of a run's state; its value ends the message "cannot become … when …"."""
 
     # Worker: the run waits as a job of an engine.
     QUEUE = "its engine queues it"

@@ -79,7 +79,7 @@ def writer_of(stream: str) -> tuple[str, str]:
 
 
 def live(run: str) -> str:
-    """Return the stream of committed messages about a run, for the run's controller."""
+    """Return the stream from ingest, web and worker to a run's controller."""
     return f"paceline:run:{run}:live"
 
 

@@ -104,7 +104,7 @@ class RoundRules(_Rules, frozen=True, kw_only=True):
             raise ValueError("give exactly one of probes, quorum, parts and spare")
 
     def ready(self, world: int) -> int:
-        """Return the number of ranks that must be ready for a round that draws no ranks."""
+        """Return how many ranks must be ready for a round under `quorum`, `parts` or `spare`."""
         if self.parts is not UNSET:
             return -(-world // self.parts)
         if self.spare is not UNSET:

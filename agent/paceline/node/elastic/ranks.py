@@ -231,7 +231,7 @@ class RankAgent(LocalElasticAgent):
         handler = worker_group.spec.rdzv_handler
         codes, index = self._codes(worker_group), cast(int, worker_group.group_rank)
         if isinstance(handler, Together) and None in codes.values():
-            # The file makes rank 0 end the plan. Rank 0 is on the node with index 0.
+            # The file makes rank 0 plan no further segment. Rank 0 is on the node with index 0.
             if index == 0:
                 self._reform.touch()
             deadline = time.monotonic() + patience_s

@@ -205,7 +205,7 @@ class Members:
         self._store = store
 
     def begin_round(self, own: _NodeDesc, participants: Iterable[_NodeDesc]) -> None:
-        """Record the launchers of a round, and that `own`, which is this launcher, is not gone."""
+        """Record the launchers of a round. This launcher, `own`, no longer counts as gone."""
         self._store.set(_MEMBERS, "\n".join(map(str, participants)))
         self._store.delete_key(f"gone/{own}")
 
@@ -242,7 +242,7 @@ class _Holder(_BackendRendezvousStateHolder):
 class _Executor(_DistributedRendezvousOpExecutor):
     """An executor that completes a round as soon as all expected launchers have joined.
 
-    TorchElastic's executor always waits for further nodes until its last call ends, and reads the
+    TorchElastic's executor always waits `_LAST_CALL_S` seconds for further nodes, and reads the
     state only once a second.
     """
 
@@ -287,10 +287,10 @@ class _Executor(_DistributedRendezvousOpExecutor):
         return self._members.are_in(there)
 
     def _some_are_late(self, context: _RendezvousContext) -> bool:
-        """Return True while a round should wait after its last call, at most for `_LATE`.
+        """Return True while a round should wait longer than `_LAST_CALL_S`, at most for `_LATE`.
 
-        It waits for launchers of the previous round, because on a busy node the last call of three
-        seconds may be too short. A round without them would be followed by another round at once.
+        It waits for launchers of the previous round, which on a busy node may need longer to join.
+        A round without these launchers would be followed by another round at once.
         """
         state = context.state
         if state.deadline is None or datetime.now(UTC) > state.deadline + _LATE:

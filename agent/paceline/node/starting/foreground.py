@@ -194,7 +194,7 @@ def supervise(
 
 
 def _with_policy(launch: Launch, choice: Mapping[str, Any], away: PacelineError) -> Launch:
-    """Return the launch of a run without a control plane, in which rank 0 plans with the policy.
+    """Return the launch with the chosen policy in its environment, for planning on rank 0.
 
     `away` is the error that says why there is no control plane.
     """

@@ -1,4 +1,4 @@
-"""`paceline observe`: starts a command whose ranks report to a run, and reports its states."""
+"""`paceline observe`: runs a command whose ranks are shown as a run; reports the run's states."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def script_of(command: Sequence[str]) -> str:
 
 
 class Observation:
-    """A command whose ranks report to a run, from the command's start to the report of its end.
+    """The process of an observed command: starts and ends it, and reports the run's states.
 
     The command uses this process's terminal.
     """

@@ -71,7 +71,7 @@ class Progress:
 
     @property
     def figures(self) -> list[str]:
-        """The known values in words, from the epoch to the remaining time."""
+        """The values that are not None, in words: from the epoch to the remaining time."""
         if self.step is None:
             return [f"{self.state} …"]
         epoch = f"epoch {(self.epoch or 0) + 1}"
@@ -96,7 +96,7 @@ class Progress:
 
     @property
     def line(self) -> str:
-        """The known values, the policy and the verdict on one line."""
+        """The texts of `figures`, the policy and the verdict on one line."""
         parts = [*self.figures, *([f"policy {self.policy}"] if self.policy else [])]
         return ", ".join(parts) + (f". {self.judged}" if self.judged else "")
 

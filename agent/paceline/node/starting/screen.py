@@ -119,7 +119,7 @@ class Terminal:
         self._held.close()
 
     def writer(self, stream: IO[bytes]) -> Callable[[bytes], None]:
-        """Return a function that writes above the progress, or to a stream that is no terminal."""
+        """Return a function that writes above the progress, or to `stream` if it is no terminal."""
         if not stream.isatty():
             return copying(stream)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
