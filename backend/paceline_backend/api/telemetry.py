@@ -220,7 +220,7 @@ class WorkerStepColumns(StepAxis):
 
 
 class Coast(RootModel[tuple[int, int]]):
-    """First and last step of a span that no controller planned."""
+    """First and last of consecutive steps that no controller planned."""
 
 
 class SegmentInfo(BaseModel):
