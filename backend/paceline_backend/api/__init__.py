@@ -9,13 +9,14 @@ There is one module per resource, with its routes and the models of its queries 
 `details` and `export` (what is stored); `telemetry`, `report` and `live` (what ranks did and do);
 `evidence` (why a run is slow) and `forecasts`; `nodes`, `fleet`, `alerts`, `logs`, `audit`,
 `tokens` and `admin`; `monitoring` (probes and metrics). Some routes return a dataclass of `insight`
-or `requests` unchanged; this dataclass then describes the fields.
+or `requests` unchanged; the descriptions of their fields are in that dataclass.
 
-All routes share the following. The middleware `auth.Authentication` checks every request before a
-route runs, by the rule of the route (`rules`). `middleware`, `headers` and `idempotency` have the
-other middleware. Routes get the caller from `identity`, the store from `state`, shared parameters
-from `queries`, and the revision of a run that the caller has seen from `preconditions`. `errors`
-turns exceptions into problem documents, and `openapi` completes the OpenAPI document.
+All routes share the following. Before a route runs, the middleware `auth.Authentication` identifies
+the caller and checks whether the caller's role may use the route (`rules`). `middleware`,
+`headers` and `idempotency` have the other middleware. Routes get the caller from `identity`, the
+store from `state`, shared parameters from `queries`, and the revision of a run that the caller has
+seen from `preconditions`. `errors` turns exceptions into problem documents, and `openapi` completes
+the OpenAPI document.
 
 Routes read from the store and pass requests to `paceline_backend.requests`. Routes contain no SQL
 and never import `control`.

@@ -76,8 +76,8 @@ class PolicyInfo(BaseModel):
         examples=["batches"],
     )
     changes_with: dict[str, dict[str, Changes]] = Field(
-        description="for each parameter, its enum values that alter what the preset changes in the "
-        "training, each with the resulting `changes`",
+        description="parameters that can alter `changes`: for each, the enum values that do, with "
+        "the resulting `changes`",
         examples=[{"mode": {"free": "batches"}}],
     )
 

@@ -122,7 +122,10 @@ class AlertRule(BaseModel):
     """Rule that defines when an alert is raised and resolved."""
 
     name: str = Field(examples=["run-held-up"])
-    words: str = Field(description="condition of the rule, as a clause")
+    words: str = Field(
+        description="condition of the rule as a clause, such as: the share of their time that "
+        "ranks wait for slower ranks is above the threshold"
+    )
     unit: Literal["share", "ratio", "factor", "seconds", "count"] = Field(examples=["share"])
     below: bool = Field(
         description="true: the condition holds below the threshold; false: it holds above"

@@ -186,7 +186,8 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
 def _telemetry() -> TelemetryConfig:
     """Return FastAPI's settings for traces and metrics.
 
-    They exclude the paths in `_UNOBSERVED`: for example, the URL of a login link contains a secret.
+    Requests for the paths in `_UNOBSERVED` are left out. In particular, the URL of a login link
+    must not be traced, because it contains a secret.
     """
     observed = tracing.now()
     return {

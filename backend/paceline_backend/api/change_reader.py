@@ -53,7 +53,7 @@ class PendingEvent:
         self._pending = asyncio.Event()
 
     def put(self, event: Event) -> None:
-        """Merge an event into the pending event, if any; the earlier of the two steps is kept."""
+        """Replace the pending event, but keep its `step` unless the new event's is earlier."""
         before = None if self._event is None else self._event["step"]
         self._event = {**event, "step": _earlier(before, event["step"])}
         self._pending.set()
@@ -109,7 +109,7 @@ class ChangeReader:
 
     @property
     def awaited(self) -> str | None:
-        """The part that does not answer, `bus` or `database`; None: both answer."""
+        """Which of `bus` and `database` does not answer; None: both answer."""
         if self._bus_away:
             return "bus"
         return "database" if self._database_away else None
@@ -128,7 +128,7 @@ class ChangeReader:
         follower = PendingEvent()
         self._followers.setdefault(run, set()).add(follower)
         if self._task is None or self._task.done():
-            # The reader was not running, so its position and its state of the bus are outdated.
+            # The reader was not running, so what it knew about the bus is outdated.
             self._bus_away = False
             self._position = None
             self._task = asyncio.create_task(self._run())

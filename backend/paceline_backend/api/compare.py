@@ -74,7 +74,7 @@ class Difference(BaseModel):
 
 
 class ComparedTarget(BaseModel):
-    """Value that a metric of the run on one side should reach."""
+    """Target of a compared run: the value that one of its metrics should reach."""
 
     metric: str = Field(examples=["accuracy"])
     value: float = Field(examples=[0.9])
@@ -86,12 +86,13 @@ class ComparedTarget(BaseModel):
 
 
 class ComparedFigure(BaseModel):
-    """A figure of all sides: a mean over steps, a result of the model, or a cost."""
+    """One quantity for all sides, and its differences between the sides."""
 
     figure: str = Field(
-        description="name of the figure: `last`, `best`, `least` or `greatest` value of `metric`; "
-        "`after_s`, `epoch` or `trained` when `target` was met; `cost` or `waited_cost`; or a "
-        "metric of steps",
+        description="name of the figure. About `metric`: its `last`, `best`, `least` or `greatest` "
+        "value. About `target`: `after_s`, `epoch` or `trained` at the moment when it was met. "
+        "About money: `cost`, or `waited_cost` for the time that ranks waited for slower ranks. "
+        "Otherwise: a metric of steps",
         examples=["step_s"],
     )
     unit: str = Field(description="unit of the figure; for a cost, its currency", examples=["s"])

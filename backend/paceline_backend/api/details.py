@@ -196,8 +196,8 @@ class PastForecast(BaseModel):
     left_out: list[LeftOut]
     slow_node: NodeForecast | None
     option: str | None = Field(
-        description="only preset that was forecast, to check an earlier forecast; null: all "
-        "presets were forecast"
+        description="`label` of the preset whose earlier forecast this forecast checks; null: "
+        "the forecast covers all presets"
     )
     decision: AutoDecision | None = Field(
         description="decision of `auto` about the forecast; null: none"

@@ -54,7 +54,7 @@ class BackendInfo(BaseModel):
 
 
 class Adopt(In):
-    """Request for the run that a user starts on several nodes. Each of these nodes sends it."""
+    """Request with which each node of an adopted run asks for its run."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -163,7 +163,7 @@ def join_run(
         NodeName | None, Query(description="the engine's name for the node's machine")
     ] = None,
 ) -> Enlisted:
-    """Launch a run on the node that sends this request, unless the run does not need the node.
+    """Launch a run on the node that sends this request, if the run needs the node.
 
     `paceline node` sends this request. The response says whether the run needs the node.
     """

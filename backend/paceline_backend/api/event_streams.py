@@ -59,7 +59,7 @@ class Streams:
 
     @contextmanager
     def opened(self, client: Client) -> Iterator[bool]:
-        """Count a stream until the block ends. Yield False if the client already has too many."""
+        """Count a stream during a `with` block. Yield False if the client already has too many."""
         if self._open[client] >= self.most:
             self.refused += 1
             yield False

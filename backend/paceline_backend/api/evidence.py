@@ -1,11 +1,11 @@
 """REST: evidence about a run: which ranks slow it down, and what its ranks wait for.
 
 The verdict names the causes of lost time and their costs. The attribution states which share of the
-ranks' waiting time is due to each cause, and repeats the verdict's first cause. It therefore ends
-at the last step of the verdict, which `judged` returns. Results that take long to compute are
-cached for some seconds. The timeline shows the phases of ranks within a few steps. If the run
-hangs, `hang` names the ranks that make no progress, and `stacks` shows the code that each rank is
-executing.
+ranks' waiting time is due to each cause, and repeats the verdict's first cause. The attribution
+therefore uses the verdict that `judged` returns, and ends at the last step of the verdict. Results
+that take long to compute are cached for some seconds. The timeline shows the phases of ranks within
+a few steps. If the run hangs, `hang` names the ranks that make no progress, and `stacks` shows the
+code that each rank is executing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Cause(BaseModel):
 
     kind: str = Field(
         description="kind of the cause: node, transient, periodic, input, data, network, between "
-        "or planning",
+        "(time between steps) or planning",
         examples=["node"],
     )
     ranks: list[int] = Field(
@@ -160,8 +160,8 @@ class RunVerdict(BaseModel):
         examples=[0.24],
     )
     noise: float = Field(
-        description="relative standard deviation of a rank's compute time from its usual value; "
-        "the median of all ranks",
+        description="random variation of a rank's compute time: its standard deviation ÷ its usual "
+        "value, as the median over the ranks",
         examples=[0.02],
     )
     cost_s: float = Field(
@@ -254,7 +254,10 @@ def judged(
 
 
 class Shares(BaseModel):
-    """Share of each cause in the straggler problem (SP) of all steps; they add up to 1, or to 0."""
+    """Share of each cause in the straggler problem (SP) of all steps.
+
+    The shares add up to 1. All are 0 if no rank waited.
+    """
 
     data: float = Field(description="share of SP due to uneven loads of batches", examples=[0.1])
     node: float = Field(
@@ -293,15 +296,15 @@ class AttributedWorker(BaseModel):
     transient: float = Field(examples=[0.03])
     input: float = Field(examples=[0.0])
     hidden: float = Field(
-        description="seconds per step by which the rank would be slower if the load were divided "
-        "equally",
+        description="seconds per step that a slow rank saves because its batches are smaller than "
+        "the mean batch; 0: the rank saves nothing, or is not slow",
         examples=[0.0],
     )
     words: str = Field(examples=["Rank 3 computes 2.1× slower than the median at equal load."])
 
 
 class AttributionOverTime(BaseModel):
-    """Mean straggler problem (SP) of a step by cause, in seconds, for points of `bucket` steps."""
+    """Straggler problem (SP) by cause, in seconds; each point is the mean over `bucket` steps."""
 
     bucket: int = Field(description="number of steps per point", examples=[1])
     step: list[int] = Field(description="first step of each point", examples=[[0, 1]])
@@ -536,8 +539,8 @@ def get_hang(
     """Return whether the run hangs, and which ranks wait.
 
     A run hangs if some ranks wait, and no rank has made progress for `after_s` and for 10 times the
-    median step time. If all ranks are in the body of the training loop, both limits are 10 times
-    longer.
+    median step time. It also hangs, although no rank waits, if all ranks stay in the body of the
+    training loop for 10 times as long.
     """
     with store_of(request).read() as connection:
         return hangs.look(connection, runs.key_of(connection, run), after_s)

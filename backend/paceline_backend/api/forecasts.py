@@ -114,12 +114,12 @@ class WhatIf(BaseModel):
         "fast as the others; null: no node is slow"
     )
     assumes: str = Field(
-        description="what the forecasts for an observed run assume because it was not measured; "
-        "empty: nothing",
+        description="what the forecasts assume if the run is observed: its script divides its "
+        "batches itself and reports no sizes; empty: nothing",
         examples=[""],
     )
     quality: QualityNow = Field(
-        description="target and newest evaluation of the run's model; no forecast predicts metrics"
+        description="target and newest evaluation of the run; the forecasts do not predict metrics"
     )
 
 

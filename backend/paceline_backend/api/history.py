@@ -1,7 +1,6 @@
 """REST: tags and notes of runs, and sums over many runs.
 
-The module `runs` lists runs. It also has the `Filter` that selects runs for its list and for the
-sums here.
+The module `runs` lists runs. Its `Filter` selects runs for lists, and for the sums here.
 """
 
 from __future__ import annotations

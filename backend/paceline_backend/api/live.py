@@ -60,7 +60,8 @@ class Lines(StepAxis):
 class Heat(StepAxis):
     """Heat map of compute times: a cell has the maximum over its ranks (row) and steps (column).
 
-    ``compute_…`` and ``share_…`` have, for each column, quantiles of the rows' means.
+    ``compute_…`` and ``share_…`` have one value for each column: a quantile of the rows' mean
+    compute times, or of the rows' mean shares of the load.
     """
 
     world: int = Field(description="number of ranks of the run", examples=[1024])

@@ -47,7 +47,7 @@ class Health(BaseModel):
 
 
 class Readiness(BaseModel):
-    """State of each part of the server: `ok`, or the problem. The log has the reason."""
+    """States of database, bus and worker: `ok`, or the problem. The log has the reason."""
 
     database: str = Field(examples=["ok"])
     bus: str = Field(examples=["ok"])

@@ -79,8 +79,8 @@ class BestValue(BaseModel):
 
     metric: str = Field(examples=["accuracy"])
     figure: Literal["best", "least", "greatest"] = Field(
-        description="best: it is known which values are better, from the run's target or because "
-        "the metric is `loss`; least or greatest: it is not known"
+        description="best: best value, only if the run's target or the metric's name `loss` shows "
+        "which values are better; least, greatest: lowest and highest value of any other metric"
     )
     value: float = Field(examples=[0.91])
     step: int = Field(

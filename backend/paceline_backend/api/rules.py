@@ -109,7 +109,7 @@ class Rules:
         if not suitable:
             return VIEWER if scope["type"] == "http" else None
         method = scope.get("method", "")
-        # If no route of the path has the method, any of their rules applies: the response is a 405.
+        # If no route of the path has the method, the response is a 405, so take the first rule.
         exact = (ruled for ruled in suitable if method in ruled.methods)
         return next(exact, suitable[0]).rule
 
@@ -144,8 +144,8 @@ def _rule(app: FastAPI, path: str, methods: frozenset[str], context: RouteContex
     """Return a route's rule, or None if no caller may use the route.
 
     The rule is the one in `app.state.rules` for the path, else the intersection of the rules that
-    the route depends on. A route without a rule is closed, and so is one that changes something
-    although the intersection includes the role `viewer`.
+    the route depends on. The result is None if there is no such rule. It is also None if the route
+    changes something and the intersection includes the role `viewer`.
     """
     declared: dict[str, Allow] = app.state.rules
     if path in declared:

@@ -248,8 +248,8 @@ class RunCreate(In):
         ge=0,
         le=1000,
         description="maximum slowness of a node that is chosen automatically for a run on several "
-        "nodes: 1.5 allows nodes up to 1.5 times slower than the median node; 0: no limit, else at "
-        "least 1",
+        "nodes: 1.5 allows nodes up to 1.5 times slower than the median node; 0: no limit; other "
+        "values must be at least 1",
     )
     policy: PolicyName = "paceline"
     parameters: dict[str, Any] = Field(default={})
@@ -465,7 +465,11 @@ def get_run(request: Request, response: Response, run: str) -> Any:
 
 
 def _unsuited(store: Store, run: Mapping[str, Any]) -> str | None:
-    """Return why a run's policy cannot plan the run; None if it can, or if it is not installed."""
+    """Return why a run's policy cannot plan the run; None if the policy can.
+
+    The result is also None if this server cannot make the policy, for example because the package
+    of the policy is not installed.
+    """
     streamed = run["attempt"] is not None and run["samples"] is None
     if run["token_budget"] is None and not streamed:
         return None

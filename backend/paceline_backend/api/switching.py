@@ -1,8 +1,8 @@
 """REST: the policy of a run, who switched it and why, and what each switch changed.
 
 `requests.switch` makes the switch, which takes effect with the next segment. The response to a
-switch contains warnings about the new policy if they are known in time. They never prevent a
-switch.
+switch contains warnings about the new policy if they are known in time. Warnings never prevent
+a switch.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[D
 # Maximum number of changes of the synchroniser in a response, because a chart cannot show more.
 _MOST_CHOICES = 200
 
-# Maximum number of rows that a request may read for columns without roll-ups (stored step sums).
+# Maximum number of rows that a request may read for columns whose sums over steps are not stored.
 _MOST_PLAIN_ROWS = 2_000_000
 
 Column = list[float | None]
@@ -220,7 +220,7 @@ class WorkerStepColumns(StepAxis):
 
 
 class Coast(RootModel[tuple[int, int]]):
-    """First and last step of a span that no controller planned."""
+    """First and last of consecutive steps that no controller planned."""
 
 
 class SegmentInfo(BaseModel):

@@ -129,9 +129,9 @@ def _all_come(connection: Connection, run: str, new: NewRun, node: str) -> bool:
 def _replaces(connection: Connection, group: MultiNodeRun, node: str) -> str | None:
     """Return the node that `node` replaces, or None if it replaces none.
 
-    A node can be the replacement even if its job was not requested as one. Until the replaced node
-    leaves, the run may have one node more than its maximum. A node on the same machine as the old
-    node is not accepted as replacement.
+    Any new node can be the replacement, even if its job was requested for another purpose. Until
+    the replaced node leaves, the run may have one node more than its maximum. A node on the same
+    machine as the old node is not accepted as replacement.
     """
     wanted = jobs.replaced(connection, group.id)
     done = {row.replaces for row in group.nodes if not row.ended}

@@ -3,7 +3,8 @@
 The restart has four steps, one function for each: `begin`, `end_launch`, `regroup`, `launch`. The
 database records the progress, as a phase of the run's `Rendezvous`. If a worker process is killed
 between two steps, `control.multi_node` continues with the next step when it is called again. If all
-nodes of a run ended with the rendezvous and the run must not restart, `settle` ends the run.
+nodes of a run have ended, some of them only because the rendezvous was lost, and no restart has
+begun, `settle` ends the run.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class _NoNumbersError(ConflictError):
 
 
 def begin(store: Store, group: MultiNodeRun) -> bool:
-    """Record the loss of a run's rendezvous; return False if it was stopped or has changed."""
+    """Record that a run's rendezvous was lost. Return whether this was recorded.
+
+    It is not recorded if a stop was requested, or if the run's rendezvous has changed meanwhile.
+    """
     with store.write() as connection:
         if stop_asked(connection, group.id):
             return False
@@ -133,7 +137,7 @@ def settle(store: Store, bus: redis.Redis, group: MultiNodeRun) -> None:
 
 
 def undecided(group: MultiNodeRun) -> bool:
-    """Return True if all launchers have ended and ingest cannot derive the run's state."""
+    """Return True if all launchers have ended, but ingest cannot tell how the run has ended."""
     return all(row.ended for row in group.nodes) and several.outcome(group.nodes) is None
 
 

@@ -74,7 +74,7 @@ def of_node(
                 f"node {node}: its name is taken (choose another with --node), or its token "
                 "is no longer valid"
             )
-    # Do not read the seed again: by then, another caller may have a session with this name.
+    # Do not read the seed from the database: a later session of this name may have replaced it.
     own = Keys(meta.secret(store), {node: seed})
     return SessionCredentials(_url(bus_url, users.of_node(own, node)), own.of_node(node))
 

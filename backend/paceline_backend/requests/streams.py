@@ -94,7 +94,7 @@ def lengths(client: redis.Redis, names: Iterable[str]) -> list[int]:
 
 
 def announce(client: redis.Redis, run: str) -> None:
-    """Notify a run's controller and open pages of the dashboard of a change that was committed."""
+    """Tell a run's controller and dashboard pages that a change of the run was committed."""
     publish(client, live(run), RunChanged(), run)
     client.xadd(CHANGES, {run: b""}, maxlen=CHANGES_LENGTH)
 
@@ -108,7 +108,7 @@ def wake(client: redis.Redis) -> None:
 
 
 def tell_end(client: redis.Redis, run: str) -> None:
-    """Notify a run's controller and open pages that the control plane itself has ended the run.
+    """Tell a run's controller and dashboard pages that the control plane itself has ended the run.
 
     The database has the run's end already, so an error of the bus is logged and not raised.
     """

@@ -111,7 +111,7 @@ class CredentialCheck:
         return self._cookie(browser)
 
     def leave(self, browser: Holder, address: str) -> None:
-        """Log out a browser, and all browsers that used login links that it had requested."""
+        """Log out a browser, and the browsers that it logged in by means of login links."""
         with self._store.write() as connection:
             tokens.revoke(connection, browser.id)
             _record(connection, "logout", browser, address, {"browser": browser.id})
