@@ -199,7 +199,7 @@ def _unmatched(of: Mapping[int, RankProgress]) -> str | None:
 
 
 def _different(of: Mapping[int, RankProgress], reduced: Mapping[int, tuple[int, int]]) -> str:
-    """Describe ranks whose reductions with equal numbers are of different steps or models."""
+    """Describe two ranks whose n-th reductions are of different steps or of different models."""
     early = min(reduced, key=lambda rank: (reduced[rank][0], rank))
     late = max(reduced, key=lambda rank: (reduced[rank][0], reduced[rank] != reduced[early], -rank))
     step = reduced[early][0]
