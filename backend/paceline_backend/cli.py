@@ -64,7 +64,7 @@ class SimulatedPolicies:
         int,
         typer.Option(
             min=0,
-            help="Number of steps after each start of a policy that the results leave out.",
+            help="Number of steps to leave out of the results after each start of a policy.",
         ),
     ] = 0
 

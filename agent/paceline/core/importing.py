@@ -1,4 +1,4 @@
-"""Imports of many modules at once, as when a command starts."""
+"""Faster imports of many modules at once, as when a command starts."""
 
 from __future__ import annotations
 

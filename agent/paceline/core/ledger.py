@@ -55,8 +55,8 @@ class Ledger:
     Args:
         order: all samples in the order in which coasting uses them.
         used: samples that a resumed epoch has used already.
-        ends: with a budget, `ends[s]` is the total number of samples of the first s + 1 steps that
-            remain at the start. None: the ledger computes these numbers.
+        ends: with a budget, `ends[s]` is the number of samples that the first s + 1 steps of this
+            ledger have together. None: the ledger computes these numbers.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Ledger:
         if used is not None:
             self.use(used)
         self._to_use = self.left
-        # With a budget: for each step, the total number of samples of the steps up to it, counted
-        # from the first step that remained at the start.
+        # With a budget: `_ends[s]` is the number of samples that the first s + 1 steps of this
+        # ledger have together. Steps before a resume do not count.
         self._ends = ends
         if rules.budget is not None and ends is None:
             counts = rules.budget.counts(order if used is None else order[self._unused[order]])
@@ -126,7 +126,7 @@ class Ledger:
         return plan.defect(world, len(self._unused)) or self._misfit(plan)
 
     def _misfit(self, plan: Plan) -> str | None:
-        """Return the reason why a valid segment does not fit the samples left; None: it fits."""
+        """Return why a segment breaks the batch rules or uses wrong samples; None: it does not."""
         limits, budget = self._rules.limits, self._rules.budget
         totals = [sum(row) for row in plan.counts]
         if totals != self.batch_sizes(len(totals)):
@@ -242,7 +242,7 @@ def _gridded(
 
 def _deal_in_turn(samples: Ints, limits: Ints) -> list[Ints]:
     world = len(limits)
-    # No rank reaches its limit before the samples run out.
+    # If the samples run out before any rank reaches its limit, rank r gets samples r, r + world, ….
     if len(samples) <= world * limits.min():
         return [samples[rank::world] for rank in range(world)]
     counts = equal_counts(len(samples), limits)

@@ -151,7 +151,10 @@ class Member(Generic[G]):
 
     @property
     def reported_clock(self) -> int:
-        """Number of ended steps whose gradients are on the host; the rank reports it in rounds."""
+        """Number of completed steps whose gradients are on the host.
+
+        Each round distributes this number to all ranks.
+        """
         return self.clock - len(self._underway)
 
     @property
@@ -193,8 +196,8 @@ class Member(Generic[G]):
     def announce(self) -> RoundAction:
         """Return what this rank must announce to the others; `READY` at most once for each round.
 
-        Callers call this after each event, such as `offer`. Events while a round is reduced are
-        announced when that round has ended.
+        Callers call this after each event, such as `offer`. While a round is reduced, the result is
+        `NOTHING`, so callers call this again when that round has ended.
         """
         progress = self._progress
         if progress.reducing:
@@ -245,8 +248,8 @@ class Member(Generic[G]):
     def _update_ready(self, born: int | None) -> None:
         """Mark the rank as ready if it may call the next round or count towards its quorum.
 
-        `born` is the number of rounds that were applied to the newest gradient's parameters; None:
-        the step had no gradient.
+        `born` is the number of rounds that were applied to the parameters with which the newest
+        gradient was computed; None: the step had no gradient.
         """
         reducing = self._progress.reducing
         if reducing and not self._leftovers and self.waiting is None:

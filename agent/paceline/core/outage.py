@@ -1,8 +1,8 @@
 """Warnings about repeated failures: most repetitions are not logged, so that a log stays readable.
 
 `Outage` is for a service that this process needs: it logs the start and the end of an outage, and
-computes the pauses between retries. `Refusals` counts entries that a reader refuses, and logs at
-most one of them a minute.
+computes the pauses between retries. `Refusals` counts entries of the bus that fail a check,
+and logs at most one of them a minute.
 """
 
 from __future__ import annotations

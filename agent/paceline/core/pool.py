@@ -1,9 +1,9 @@
 """Sharing of a segment's batches: faster ranks take batches over from slower ones.
 
-Under relaxed synchronisation each rank has a queue: its own planned batches of a span of steps. A
-rank trains its queue from the front. A rank whose queue is empty takes over the last batch of the
-rank that would be the last to finish. So ranks make as many steps as their speeds allow, and each
-batch is trained once.
+Under relaxed synchronisation each rank has a queue: its planned batches of the steps until all
+ranks next exchange data. These steps are a *span*. A rank trains its queue from the front. A rank
+whose queue is empty takes over the last batch of the rank that would be the last to finish. So
+ranks make as many steps as their speeds allow, and each batch is trained once.
 
 Ranks (`paceline.train.sync.pool`) keep each queue in their store and change it by compare-and-set;
 the simulator keeps queues in a list. Ranks and the simulator follow the same protocol::
@@ -51,7 +51,7 @@ _HALF = 0.5
 
 
 class Stance(IntEnum):
-    """What a rank will do with its batches of a few steps: train them, or leave them to others."""
+    """What a rank will do with the batches in its queue: train them, or leave them to others."""
 
     WORKS = 0
     # The rank leaves the rest of its queue to other ranks, which will finish it sooner.
@@ -113,10 +113,10 @@ class RankQueue(NamedTuple):
 def is_pooled(what: Synchronisation) -> bool:
     """Return True if ranks take batches over from each other under a synchronisation.
 
-    Ranks take over no batches if the rules compare the ranks' numbers of steps. SSP compares them:
-    fast ranks wait for slow ones. Eager-SGD compares them, too: each step has an all-reduce round
-    of its own. With backup workers each step also has a round, but the round leaves slow ranks out,
-    so ranks take over batches.
+    A rank that takes over batches makes more steps than other ranks. SSP prevents this, because a
+    rank that is too many steps ahead waits. Eager-SGD prevents it, because its k-th all-reduce
+    round follows the k-th step of the ranks. With backup workers the k-th round also follows the
+    k-th step, but it leaves slow ranks out, so ranks take over batches.
     """
     if isinstance(what, Averaging | Pairwise):
         return True

@@ -199,7 +199,7 @@ def _unmatched(of: Mapping[int, RankProgress]) -> str | None:
 
 
 def _different(of: Mapping[int, RankProgress], reduced: Mapping[int, tuple[int, int]]) -> str:
-    """Describe ranks whose reductions with equal numbers are of different steps or models."""
+    """Describe two ranks whose n-th reductions are of different steps or of different models."""
     early = min(reduced, key=lambda rank: (reduced[rank][0], rank))
     late = max(reduced, key=lambda rank: (reduced[rank][0], reduced[rank] != reduced[early], -rank))
     step = reduced[early][0]
@@ -229,7 +229,7 @@ def _uneven(of: Mapping[int, RankProgress], fewer: int, more: int, step: int) ->
         )
     alike = sum(progress.passes(step) == many for progress in of.values())
     as_before = few == of[fewer].passes(step - 1)
-    # If the rank with more backward passes differs from the majority, the message names that rank.
+    # If the rank with more backward passes differs from the majority, it is the one out of step.
     if 2 * alike < len(of) or (2 * alike == len(of) and as_before):
         fewer, more, few, many = more, fewer, many, few
     passes = f"{few} backward pass{'es' if few > 1 else ''}"

@@ -71,9 +71,9 @@ class Partners:
 def staleness(steps: int, others: int) -> list[int]:
     """Count the two replicas of a mean by age, from 0 to `AGES` - 1.
 
-    The newer replica has age 0. The age of the older replica is the difference between their
-    numbers of steps; higher ages count as `AGES` - 1. `steps` is the number of steps of the rank
-    that sent the request, `others` is the number of steps of the rank that answers the request.
+    The newer replica has age 0. The age of the older replica is the number of steps that it
+    is behind the newer one; higher ages count as `AGES` - 1. `steps` is the number of steps of the
+    rank that sent the request, `others` is the number of steps of the rank that answers it.
     """
     ages = [0] * AGES
     ages[0] += 1

@@ -47,9 +47,9 @@ _NEVER = 2**62
 class Drift:
     """The bounds on how far ranks may drift apart.
 
-    A rank waits only for ranks that have done fewer steps. No deadlock is possible: a rank with
-    more steps has already passed the segment's end or the script's collective at which a rank with
-    fewer steps may wait.
+    A rank waits only for ranks that have done fewer steps. No deadlock is possible. The
+    rank with fewer steps may itself wait for others, at the segment's end or in a collective of the
+    script, but a rank with more steps has already passed that point.
 
     A rank's newest gradient goes into the round, however old it is, so that the work of a
     permanently slow rank counts. If several gradients of a rank wait for the same round, those

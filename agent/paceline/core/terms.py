@@ -39,7 +39,7 @@ class Terms:
         whole("global_batch", self.global_batch, 1)
         whole("seed", self.seed, 0)
         if self.seed >= 2**63:
-            raise ValueError(f"seed is {self.seed}: it must be below 2**63, as databases store it")
+            raise ValueError(f"seed is {self.seed}: it must be below 2**63 to fit in a database")
         whole("coast_steps", self.coast_steps, 1)
         if self.samples and self.global_batch > self.samples:
             raise ValueError(

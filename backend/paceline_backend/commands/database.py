@@ -56,7 +56,7 @@ def upgrade(database: Database = None, data: Data = DATA) -> None:
 
 @app.command()
 def check(database: Database = None, data: Data = DATA, as_json: Json = False) -> None:
-    """Check the file, the version of the tables, and whether stored sums match their steps."""
+    """Check the database file, the version of the tables, and stored sums over steps."""
     with _opened(database, data) as store:
         faults = list(administration.faults(store))
     if as_json:

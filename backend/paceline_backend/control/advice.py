@@ -52,8 +52,8 @@ _POLL_S = 0.25
 # Minimum number of steps between two measurements of the effects in an active run.
 LOOK_STEPS = 20
 
-# Maximum number of ended runs per `Effects.look`. There can be many after an upgrade of the
-# database.
+# Maximum number of ended runs per `Effects.look`. After an upgrade of the database, the effects of
+# many ended runs may not be stored yet.
 _MOST_ENDED = 20
 
 
@@ -81,7 +81,7 @@ class NextLook:
     def presets(self) -> list[str] | None:
         """Presets to forecast; None means all.
 
-        `PLAIN` is among them, because warnings compare other policies with `PLAIN`.
+        `PLAIN` is among them, because a forecast warns of policies that are slower than `PLAIN`.
         """
         return None if self.option is None else [self.option, PLAIN]
 
@@ -238,8 +238,8 @@ def _start(forecaster: Forecaster) -> None:
 class Effects:
     """Task that updates the stored effect of each switch until it is final. Not thread-safe.
 
-    A check reads at most 400 steps of a switch in one short transaction, so it does not block
-    planning or ingest.
+    For each switch of a run, a check reads at most 200 steps before it and 200 steps after it. So
+    transactions are short, and block neither planning nor ingest.
     """
 
     def __init__(self, store: Store, owner: str) -> None:

@@ -1,8 +1,8 @@
 """Alerts: raised and resolved by rules, and delivered to webhooks.
 
-Each worker calls `AlertWatch.look` every few seconds, but only the worker that holds the lease
-evaluates the rules. Any worker may send a delivery (`Sender.send`), because it claims the delivery
-first.
+Each worker calls `AlertWatch.look` every few seconds, but only one evaluates the rules: the worker
+that holds the lease "alerts". Any worker may send a delivery (`Sender.send`), because it claims the
+delivery first.
 """
 
 from __future__ import annotations

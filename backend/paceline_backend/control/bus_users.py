@@ -2,7 +2,7 @@
 
 The worker calls `UserReconciler.look` every second. `look` recreates users that a restart of the
 bus lost, and removes users whose node or run no longer has a session. `look_for_floods` disables
-users that flood the bus (`server.floods`), and records that in their runs.
+users that flood the bus (`server.floods`), and reports a flood in the message of its run.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _known(client: redis.Redis) -> set[str]:
 
 
 def look_for_floods(store: Store, guard: Guard) -> None:
-    """Check the streams of all runs and nodes once, and record floods in their runs."""
+    """Check the streams of all runs and nodes once; report a flood in the message of its run."""
     for flood in guard.look_at_all():
         if flood.news:
             _record(store, flood, guard.bounds)

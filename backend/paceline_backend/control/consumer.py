@@ -74,8 +74,8 @@ class Consumer:
         self._name = name
         self._claim_idle_s = claim_idle_s
         self._streams: list[str] = []
-        # By stream: the position after which this member's own unacknowledged entries are read,
-        # before new entries.
+        # By stream that may have unacknowledged entries of this member: the position after which
+        # `read` continues with them. New entries of any stream are read after them.
         self._own_after: dict[str, bytes] = {}
         self._claim_from: dict[str, bytes] = {}
         self._claim_at = 0.0

@@ -65,7 +65,8 @@ class Controller:
 
     Args:
         lease: the controller proposes segments only while it holds this lease.
-        turns: shared by all controllers of the process. None if there is no other controller.
+        turns: the object by which the controllers of this process plan one after the other. None if
+            there is no other controller.
     """
 
     def __init__(
@@ -207,8 +208,8 @@ class Controller:
             return
         since = time.monotonic()
         try:
-            # With many runs, each is planned less often, because `since` includes the wait for the
-            # turn.
+            # The wait for the turn counts as planning time, because `since` was read before it.
+            # With many runs, each is therefore planned less often (see `Planner.is_due`).
             with self._turns.turn(self._key), tracing.now().plan(self._id, switch.policy):
                 plan = planner.plan(since)
         except Exception as error:

@@ -16,10 +16,10 @@ The worker compares both lists every few seconds, so it can be killed at any tim
 of a run's jobs: part "0" starts the run, and the others bring nodes that join later.
 
 A worker acts for a run only while it holds a claim on it (`EngineClaims`). It submits a job, or
-concludes that none is left, only if it has held the claim since before it queried the engine, so
-that the engine's answer includes everything that other workers did. The claims of a killed worker
-last for `ENGINE_LEASE_S`. Until then, nothing is submitted or concluded for its runs. A worker that
-ends gives its claims back. While an engine does not answer, nothing is concluded about its runs.
+concludes that none is left, only if it took the claim before it queried the engine. The engine's
+answer then includes everything that other workers did. The claims of a killed worker last for
+`ENGINE_LEASE_S`. Until then, nothing is submitted or concluded for its runs. A worker that ends
+gives its claims back. While an engine does not answer, nothing is concluded about its runs.
 """
 
 from __future__ import annotations

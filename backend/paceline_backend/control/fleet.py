@@ -1,7 +1,7 @@
 """Stored verdicts and progress of all active runs, for the fleet page.
 
-Each worker calls `FleetWatch.look` every few seconds, but only the worker that holds the lease
-updates verdicts and progress.
+Each worker calls `FleetWatch.look` every few seconds, but only one updates verdicts and progress:
+the worker that holds the lease "fleet".
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 ORDER_REPEAT_S = 30.0
 
 SCAN_S = 2.0
-# A run that a check finds hung must make no progress for this long before its ranks are killed. Of
-# a step that takes less than ten seconds, a rank reports only the end, so only a later check shows
+# A run that a check finds hung must make no progress for this long before its ranks are killed. A
+# rank reports a step that takes less than ten seconds only at its end, so only a later check shows
 # whether the rank that the others wait for makes progress.
 _CONFIRM_S = 15.0  # seconds
 
@@ -52,7 +52,7 @@ class HangWatch:
         self._listened = ListeningClock(SCAN_S, clock)
         # Time of the current scan. This time, and all times below, are on the clock `_listened`.
         self._at = 0.0
-        # By run: attempt and time of the last order.
+        # By run: attempt and time of the last order to kill its ranks.
         self._ordered: dict[int, tuple[int, float]] = {}
         # By run: attempt, step and progress at which it hangs, and the time of the first check that
         # found it there.

@@ -151,7 +151,7 @@ class _Item:
     tries: int = 1
     # True if a controller plans the run and therefore needs the message.
     planned: bool = False
-    # The run's earliest step that is new in the item's batch.
+    # The earliest step of the run that the item's batch may have completed.
     step: int | None = None
     # For a Hello: its encoded form.
     packed: hellos.PackedHello | None = None
@@ -160,7 +160,7 @@ class _Item:
 
     @property
     def introduces(self) -> bool:
-        """True if an attempt's Hello is stored with this entry."""
+        """True if the entry is a Hello, or the part that completed a Hello."""
         return self.completes or isinstance(self.message, Hello)
 
 
@@ -261,7 +261,7 @@ class Ingest:
             self.stats.lag = streams.entries(client, names)
             self._follow_at = time.monotonic() + _FOLLOW_S
             # If the query for streams is still due, the database did not answer. Forget the newest
-            # entry, so that the next step queries again.
+            # entry, so that the next call of `_step` queries again.
             if self._writers.due():
                 self._newest = None
         held = [each.entry for each in self._held]
@@ -330,7 +330,8 @@ class Ingest:
                     client.hincrby(_TRIED, name, -1)
                     raise
                 except (redis.ConnectionError, redis.TimeoutError):
-                    # A bus that still answers may have closed the connection because of this entry.
+                    # If the bus answers, it may have closed the connection because of this entry,
+                    # so the try counts.
                     if not _answers(client):
                         self._bus_failures[name] += 1
                     raise
@@ -376,8 +377,8 @@ class Ingest:
         if not over:
             return received
         own = [run_telemetry(each.run) for each in over]
-        # The last part of a Hello stays on the stream until the Hello is stored, so it is not
-        # counted as read.
+        # Do not count parts of Hellos: the last part stays on the stream until the Hello is stored,
+        # and the run's end must wait for that.
         counts = Counter(
             each.entry.stream for each in received if not isinstance(each.message, HelloPart)
         )
@@ -542,7 +543,10 @@ class Ingest:
     def _store_hello(
         self, named: hellos.HelloKey, item: _Item, hello: Hello, stop: threading.Event
     ) -> set[str]:
-        """Commit an assembled Hello, and return ended runs; if refused, its last part says why."""
+        """Commit an assembled Hello, and return ended runs.
+
+        `item` is the last part of the Hello. It gets a `reason` if the Hello is refused.
+        """
         assert isinstance(item.message, HelloPart)
         packed = hellos.PackedHello(named.digest, item.message.of)
         assembled = _Item(item.entry, item.run, hello, packed=packed)

@@ -292,5 +292,5 @@ def _replaced_nodes(group: MultiNodeRun) -> list[RunNode]:
 
 
 def _host_is_gone(group: MultiNodeRun) -> bool:
-    # If the host is gone, the run is relaunched together with its spares.
+    # If the host is gone, no spare joins now, because the relaunch includes the spares.
     return any(row.gone for row in group.nodes if row.node == group.host)

@@ -139,7 +139,7 @@ class IdleMonitor:
         except Exception:
             # If this thread fails, the workload stays BUSY, so that no pause of the worker is too
             # long.
-            log.exception("following changes failed: no pause is longer than usual from now on")
+            log.exception("the idle monitor failed: pauses have their usual length from now on")
         finally:
             self.end()
 

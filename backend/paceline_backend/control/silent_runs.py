@@ -105,7 +105,8 @@ class SilentRuns:
                 self._lose(client, run_id, node, _unanswered(heard[run_id, node]))
         silent = [run for run in unfinished if at - since[run.id][1] >= self._silent_s]
         failed = [run.id for run in silent if self._failed(client, run)]
-        # Check launches on single nodes last: a run has failed by now if none of its nodes started.
+        # Check last which nodes have not started their run. A run that no node has started was
+        # marked as failed above.
         launches_since = _silences(known_launches, _of_nodes(pending), behind, at)
         for (run_id, node), (_, silent_since) in launches_since.items():
             if at - silent_since >= self._silent_s:
@@ -118,8 +119,8 @@ class SilentRuns:
     def _trains(self, run: str, node: str, at: float) -> bool:
         """Return True if ranks train on a node whose agent is silent, as after a lost connection.
 
-        Ranks synchronise, so none can stay ahead of the others for long. A later step of any rank
-        of the same attempt therefore shows that this node's ranks train, too.
+        Ranks synchronise, so none can stay ahead of the others for long. If any rank of the same
+        attempt reports new steps, this node's ranks therefore train, too.
         """
         with self._store.read() as connection:
             newest = run_nodes.newest_step(connection, run, node)

@@ -81,7 +81,7 @@ class SlowNodeWatch:
     def _guarded(
         self, run: RunOnNodes, step: int, forecaster: Forecaster, stop: threading.Event
     ) -> bool:
-        """Make a verdict and act on it; return True if these steps need no other verdict.
+        """Make a verdict and act on it; return True if the newest steps need no other verdict.
 
         Another verdict is needed if the ranks have just been placed, if this verdict failed, or if
         there is no spare now.
@@ -136,8 +136,8 @@ class SlowNodeWatch:
         with self._store.read() as connection:
             if replacements.forecast_of(connection, run.key, slow.node, since) is not None:
                 return True
-        # Forecast no other presets: they would take most of the time, on cores that the run may
-        # need.
+        # Forecast only the run without the slowness of the node. Forecasts of presets would take
+        # most of the time, on cores that the run may need.
         future = forecaster.submit(run.id, FORECAST_STEPS, presets=())
         while not concurrent.futures.wait([future], _POLL_S).done:
             if stop.is_set():

@@ -15,7 +15,7 @@ from paceline_backend.store.upkeep.prune import Keep, prune
 log = logging.getLogger(__name__)
 
 _MOST_SUMMED = 50
-# Pause between two transactions, in which ingest can write.
+# Pause between two transactions, so that ingest can write meanwhile.
 _WRITE_PAUSE_S = 0.05
 
 

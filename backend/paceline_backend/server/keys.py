@@ -47,6 +47,6 @@ class Keys:
         return f"{node}\0{self.seeds.get(node, '')}"
 
     def _derived(self, purpose: bytes, name: str) -> bytes:
-        # `person` separates the purposes; it has at most 16 bytes.
+        # `person` makes the keys of different purposes differ; it has at most 16 bytes.
         digest = hashlib.blake2b(name.encode(), digest_size=32, key=self.secret, person=purpose)
         return digest.digest()

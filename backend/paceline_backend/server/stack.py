@@ -107,7 +107,8 @@ class Stack:
     def api(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Send a request to a path below ``/api/v1``, and return its JSON.
 
-        A change is made at any revision (`If-Match: *`). Errors are those of `Client.call`.
+        Requests other than GET are sent with `If-Match: *`, so that they need not know the current
+        revision. Errors are those of `Client.call`.
         """
         assert self._client is not None
         if_match = None if method == "GET" else "*"
@@ -154,7 +155,8 @@ class Stack:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                # The child sets its own umask, which its runs must not inherit.
+                # Use the user's umask, not the stricter one that this process may have set, because
+                # the agent passes it on to runs.
                 umask=private.given_umask(),
                 # Ctrl-C must reach only this process, which then stops the children in sequence.
                 start_new_session=True,

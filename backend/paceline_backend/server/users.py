@@ -103,7 +103,7 @@ def of_run(keys: Keys, run: str) -> User:
 
 
 def shared() -> bool:
-    """Return whether nodes and runs get the control plane's URL of a bus that refuses users."""
+    """Return whether nodes and runs get the server's own URL of a bus that refuses new users."""
     return os.environ.get(SHARE) == "1"
 
 

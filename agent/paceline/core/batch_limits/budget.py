@@ -48,8 +48,7 @@ class Budget:
             return counts_within(self.sizes[samples], self.tokens)
         window = _FIRST_WINDOW * (steps + 1)
         while True:
-            # One more step is counted, because the last step that is found may extend beyond the
-            # window.
+            # Count one step more than needed, because the window's end may cut off the last step.
             counts = counts_within(self.sizes[samples[:window]], self.tokens, steps + 1)
             if len(counts) > steps or window >= len(samples):
                 return counts[:steps]

@@ -85,8 +85,8 @@ def on_grid(
         nodes: the number of each rank's node, from 0, if samples should stay on their nodes: then
             the nodes' sums are rounded first, and the ranks' counts second. None: only the ranks'
             counts are rounded.
-        keep: each rank that has samples keeps at least `grid` samples, if its node has enough
-            samples for all its ranks that have samples.
+        keep: do not round a rank that has samples down to 0. Ignored on a node that has too few
+            samples for that, and for a rank whose limit is below `grid`.
     """
     total = int(counts.sum())
     if nodes is None:

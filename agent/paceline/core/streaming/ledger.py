@@ -233,8 +233,8 @@ class StreamLedger:
     ) -> list[list[Ints]]:
         """Return assignments [step][rank] of the next steps; see `Ledger.coast`.
 
-        Without `shares` all ranks get equal numbers of samples. With `shares`, samples are balanced
-        by `paces`.
+        Without `shares` all ranks get equal numbers of samples. With `shares`, batches are
+        balanced by the ranks' speeds in `paces`; the values of `shares` do not matter.
         """
         return self._take(steps, self.paces if shares else None)
 

@@ -9,8 +9,8 @@ parts.
 
 Ranks that share a shard select its samples by number. If a source shuffles within a shard, samples
 have other numbers in each reading: some are lost, and others are trained twice. A rank that reads a
-part of a shard sees all its samples (`SeenSamples`), so two readings can be compared
-(`difference`).
+part of a shard sees all samples of the shard (`SeenSamples`), so two readings of a shard can be
+compared (`difference`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Claim(NamedTuple):
     end: int
 
     def has(self, sample: int) -> bool:
-        """Return True if the shard's sample of this number is in these parts."""
+        """Return True if the claim includes the shard's sample of this number."""
         return self.first <= sample % PARTS < self.end
 
 
@@ -56,7 +56,8 @@ class ShardClaims:
     """The claims of one rank in an epoch.
 
     Args:
-        read: a function that returns the text in the ranks' store; empty: nothing is claimed yet.
+        read: a function that returns the text that the ranks' store holds about the epoch's claims;
+            empty: nothing is claimed yet.
         change: a function of an expected and a new text. It replaces the stored text if that is as
             expected, and returns the text that is stored afterwards.
         rank: this rank. The number is part of the text that the rank stores, so that the texts of
@@ -85,7 +86,7 @@ class ShardClaims:
 
 
 class ShardOrder(NamedTuple):
-    """The order that one reading of a shard found; two readings agree if their words are equal."""
+    """The order of samples that one reading of a shard found; equal `word`: the same order."""
 
     # Position of the shard in the epoch's order.
     shard: int
