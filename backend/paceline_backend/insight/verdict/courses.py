@@ -397,7 +397,7 @@ def trend_of(
         return _huber(values - np.log(trend.factors(count)[steps]), noise) + 18.0
 
     to_the_end = _best_line(values, steps, [fine.begin], [count])
-    # Growth that continues to the end is the simpler explanation if both fit.
+    # If a trend that grows to the last step fits about as well, it is the simpler explanation.
     if to_the_end is not None and error(to_the_end) <= error(fine) + 4.0:
         fine = to_the_end
     return fine if error(fine) <= by_steps and fine.last > 1.05 * fine.first else None
