@@ -199,7 +199,7 @@ def _change(figure: _Figure, base: Side, other: Side) -> dict[str, Any] | None:
 
 
 def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
-    """Return a filter for the steps whose `trained` lies within the ranges of both sides."""
+    """Return a filter for steps whose number of trained samples is in the ranges of both sides."""
     ranges = [side.columns["trained"] for side in (base, other)]
     low = max(values.min(initial=np.inf) for values in ranges)
     high = min(values.max(initial=-np.inf) for values in ranges)
@@ -301,10 +301,10 @@ def _targets(
 def _reached(
     store: Store, run: Mapping[str, Any], target: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return when a run met a target, with the keys in `_MET`; None if it has not.
+    """Return the time, epoch and number of trained samples at which a run met a target, or None.
 
     The target's `source` says whether evaluations or the training loss must meet it. The result is
-    also None if the run has values from the other source only.
+    None if the run has not met the target, or has values from the other source only.
     """
     own = run["target"]
     if own is None or any(own[name] != target[name] for name in _WANTED):

@@ -18,7 +18,7 @@ SIMULATED = "simulated"
 def of_run(
     figures: Mapping[str, Any] | None, backend: str, price: Price | None
 ) -> dict[str, Any] | None:
-    """Return a run's cost so far; None if it is simulated or has no step, or without a price."""
+    """Return a run's cost so far; None: simulated run, no step yet, or no price."""
     if figures is None or price is None or backend == SIMULATED:
         return None
     return {

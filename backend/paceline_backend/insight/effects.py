@@ -158,7 +158,11 @@ def effects_of(connection: Connection, run: int) -> list[SwitchEffect]:
 
 
 def note(store: Store, run: int, *, ended: bool) -> None:
-    """Store the effects of a run's switches that later steps cannot change; all if it `ended`."""
+    """Store the measured effects of a run's switches that are not stored as `complete` yet.
+
+    While the run is active (`ended` is false), only effects that are `known` or `complete` are
+    stored.
+    """
     with store.read() as connection:
         made = effects_of(connection, run)
         stored = kept_effects.of_run(connection, run)

@@ -184,7 +184,7 @@ class Fitness:
 
     @property
     def _by_devices(self) -> str:
-        """Return what the devices' capacities are based on; empty if capacities are unknown."""
+        """Return the measure of the devices' capacities, such as "cores"; empty: unknown."""
         return capacities(self._conditions.devices).by
 
     @property

@@ -20,8 +20,8 @@ from paceline_backend.store.telemetry.phases import RunPhases
 # `least_s` seconds, by default `SHORTEST_HANG_S`.
 HANG_STEPS = 10.0  # × a step's time
 SHORTEST_HANG_S = 30.0  # seconds
-# If all ranks are in the loop's body, a run hangs only after this many times the usual time without
-# progress, because the ranks may be running an evaluation.
+# If all ranks are in the loop's body, they may be running an evaluation. A run then hangs only
+# after this multiple of the time without progress that otherwise counts as a hang.
 BODY_TIMES = 10.0
 # Older reports of a phase are ignored, because ranks report their phase every 10 s.
 PHASE_FRESH_S = 25.0  # seconds

@@ -22,8 +22,8 @@ _FORECASTS = 5
 def forecast_of(connection: Connection, run: int, node: str, since: int) -> NodeForecast | None:
     """Return the newest forecast about the slow node `node`; None if there is none.
 
-    It forecasts the step time that the run would have if the node were as fast as the others.
-    Forecasts whose last step is before the step `since` are ignored.
+    It forecasts the step time that the run would have if the node were as fast as the others. A
+    forecast is ignored if the newest step that it uses is before the step `since`.
     """
     for made in reversed(kept(forecasts.bodies(connection, run, _FORECASTS))):
         slow = made.slow_node

@@ -52,10 +52,10 @@ _VALUE_CHARACTERS = 120  # characters
 class ReplayReport:
     """Result of replaying a run's latest attempt.
 
-    `segments` counts the segments that a policy planned, of a controller or on rank 0. For
+    `segments` counts the segments that a policy planned, in a controller or on rank 0. For
     `identical` of these segments, the replayed plan equals the recorded plan. `unknown` of these
     segments cannot be replayed, for example because feedback or the policy is missing. `coasted`
-    counts segments without a plan, in which the leader repeated the last split. `earlier` counts
+    counts segments that no policy planned; their `source` is `coast` or `equal`. `earlier` counts
     planned segments of earlier attempts, which are not replayed. `first_difference` describes the
     first segment that is not identical, or is unknown.
     """
@@ -76,7 +76,7 @@ class ReplayReport:
 
 
 def replay(store: Store, run_id: str) -> ReplayReport:
-    """Plan every segment that a controller planned in a run's latest attempt once more.
+    """Repeat the planning of every segment of a run's latest attempt that a policy planned.
 
     A segment is planned from the Hello, the switches, the earlier segments, and the feedback rows
     that the segment names (docs/invariants.md, invariant 6).
@@ -157,8 +157,8 @@ class _Replayer:
         try:
             again = self._planned_again(plan, policy, feedback)
         except Exception as error:
-            # The segment counts as different: a controller planned it, so the policy did not fail
-            # then.
+            # The segment counts as different, because the policy did not fail when the run planned
+            # the segment.
             self._note(f"{_named(plan)}: planning failed: {type(error).__name__}: {error}")
         else:
             self._check(plan, again)
@@ -287,9 +287,8 @@ def replay_command(database_url: str, run_id: str, json_output: bool) -> int:
         uncovered = f"{report.earlier} plans of earlier attempts are not covered; "
         typer.echo(
             f"run {report.run}, attempt {report.attempt}: planning again gave the same plan for "
-            f"{report.identical} of {report.segments} segments of the controller; "
-            f"{uncovered if report.earlier else ''}{report.coasted} segments were planned without "
-            "the controller"
+            f"{report.identical} of {report.segments} planned segments; "
+            f"{uncovered if report.earlier else ''}no policy planned {report.coasted} segments"
         )
         if report.first_difference:
             typer.echo(f"first difference: {report.first_difference}")

@@ -63,11 +63,12 @@ class FluidLimit:
 def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[str, Any]:
     """Return figures of each preset, how often epochs used each sample, and reduction rounds.
 
-    The figures leave out steps that were planned without a controller, and the first `warmup` steps
-    after the start of a policy or of an attempt; only `moved` and `across` include the first steps.
-    `speedup` is the time per unit of load under plain DDP (`bsp`) ÷ the time per unit of load under
-    the preset. Times are divided by the load because an epoch's last batch may be smaller.
-    `speedup_limit` is the speed-up of the fluid limit over plain DDP.
+    The figures leave out steps that no policy planned, and the first `warmup` steps after the start
+    of a policy or of an attempt. Only the numbers of samples that moved to another rank (`moved`)
+    or node (`across`) include these first steps. `speedup` is the time per unit of load under plain
+    DDP (`bsp`) ÷ the time per unit of load under the preset. Times are divided by the load because
+    an epoch's last batch may be smaller. `speedup_limit` is the speed-up of the fluid limit over
+    plain DDP.
     """
     with store.read() as connection:
         key = runs.key_of(connection, run_id)

@@ -113,7 +113,7 @@ def test_every_plan_comes_out_the_same(
     telemetry.write(store, [(run, msgspec.structs.replace(hello, attempt=1))])
     assert replay_command(url, run, json_output=False) == 0
     first = capsys.readouterr().out.splitlines()[0]
-    assert "the same plan for 0 of 0 segments of the controller" in first
+    assert "the same plan for 0 of 0 planned segments" in first
     assert f"{report.segments} plans of" in first
     assert "earlier attempts are not covered" in first
 

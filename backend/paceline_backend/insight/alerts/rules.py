@@ -133,7 +133,7 @@ class Timing:
 
 
 def debounce(timing: Timing | None, holds: bool, rule: Rule, now: float) -> Timing | None:
-    """Return the state of an alert after a check at `now`; None if none is pending or active.
+    """Return the state of an alert after a check at `now`; None: neither pending nor active.
 
     `timing` is the previous state, which must not be resolved; None: no check has found the
     condition yet. `holds` is true if this check finds the condition.

@@ -208,11 +208,12 @@ def split(rows: Rows, took_part: Bools, model: SpeedModel) -> Split:
     slowness. A rank's lateness is its step time minus the time of a typical rank with the mean
     batch. The lateness is divided among the three factors by their Shapley values: the only
     division that adds up, treats equal factors equally and gives nothing to a factor without
-    effect. The extra time of a rank's data loader, compared with the typical rank, is a part of its
-    lateness, too. If a smaller load compensates for a rank's slowness (or a larger load for its
-    speed), these two parts of its lateness cancel, because no rank waits for compensated slowness.
-    The part of a cause in a step's SP is the difference between the last and the first rank's
-    lateness due to this cause.
+    effect. In a step in which the temporary slowness is within the noise, its part is attributed to
+    the cause "noise". The extra time of a rank's data loader, compared with the typical rank, is a
+    part of its lateness, too. If a smaller load compensates for a rank's slowness (or a larger load
+    for its speed), these two parts of its lateness cancel, because no rank waits for compensated
+    slowness. The part of a cause in a step's SP is the difference between the last and the first
+    rank's lateness due to this cause.
 
     While some ranks wait, their waiting time is attributed in equal parts to all ranks that still
     compute.

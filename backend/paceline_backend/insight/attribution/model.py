@@ -127,7 +127,7 @@ def fit(rows: Rows, took_part: Bools) -> SpeedModel:
 def _fit_costs(
     columns: Floats, time: Floats, took_part: Bools, known: Bools, planned: bool
 ) -> tuple[Floats, Floats, Bools, float]:
-    """Return batch costs, each rank's time ÷ cost, a mask of rows without outliers, and the noise.
+    """Return batch costs, each rank's time ÷ cost, a mask of all rows but outliers, and the noise.
 
     A rank that becomes slow, and gets smaller batches from then on, has times that hardly change.
     If its rows count in the first iteration, costs seem independent of load, and the rows keep

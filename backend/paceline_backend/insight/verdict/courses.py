@@ -223,7 +223,7 @@ class _Peeling:
 
 
 def _bump(base: list[LevelPiece], least: float, least_short: float) -> tuple[int | None, bool]:
-    """Return the index of the next piece to remove; True: the piece is above its neighbours.
+    """Return the index of the next piece to remove, and whether it is above its neighbours.
 
     The index is None if no piece must be removed. Only pieces of fewer than `lasting_steps` steps
     are removed: first pieces above their neighbours, the highest one first, then pieces below them,
@@ -290,7 +290,7 @@ def period_of(spans: Sequence[SlowSpan]) -> int | None:
 
 
 def folded(off: Floats, free: Bools) -> list[tuple[int, int] | None]:
-    """Return, for each series, the period and phase of steps that are regularly high; None: none.
+    """Return, for each series, the period and phase of steps that are regularly high, or None.
 
     The function finds pauses that are too small to detect individually. `off` is the deviation of
     each step from its level in units of σ, and `free` is a mask of the steps that are used. Both
@@ -397,7 +397,7 @@ def trend_of(
         return _huber(values - np.log(trend.factors(count)[steps]), noise) + 18.0
 
     to_the_end = _best_line(values, steps, [fine.begin], [count])
-    # Growth that continues to the end is the simpler explanation if both fit.
+    # If a trend that grows to the last step fits about as well, it is the simpler explanation.
     if to_the_end is not None and error(to_the_end) <= error(fine) + 4.0:
         fine = to_the_end
     return fine if error(fine) <= by_steps and fine.last > 1.05 * fine.first else None

@@ -114,8 +114,9 @@ def _goes_on(cause: TimeLoss) -> bool:
 def _newest(verdict: Verdict, going: list[TimeLoss]) -> slice:
     """Return the steps since the newest active cause started, at least `policy_steps` of them.
 
-    If an active cause recurs, all steps are returned. In both cases, steps before the policy in
-    force took effect and steps before its plan compensated for slowness are left out.
+    If an active cause recurs, all steps are returned; without an active cause, the newest
+    `shown_steps` are. Steps before the policy in force took effect, and steps before plans
+    compensated for a cause (`hidden_since`), are always left out.
     """
     count, first = len(verdict.seen.step), verdict.seen.policies[-1].start
     first = max(first, *(cause.hidden_since or 0 for cause in verdict.causes), 0)

@@ -39,7 +39,7 @@ class Verdict:
     """Causes that slow a run down, with their cost.
 
     Args:
-        steps: number of steps with at least two ranks that the verdict uses.
+        steps: number of steps that the verdict uses. At least two ranks took part in each of them.
         wall_s: wall time of these steps.
         waste: fraction of `wall_s` that a rank spends waiting for slower ranks, as the mean over
             the ranks.

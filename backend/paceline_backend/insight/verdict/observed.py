@@ -49,7 +49,7 @@ class ObservedSteps:
     compute_s: Floats  # T
     # Time that ranks spend waiting for slower ranks and reducing gradients.
     sync_s: Floats
-    # Time between the step and the next step in which no rank loads, computes or reduces.
+    # Time after the step, and before the next step, while no rank loads, computes or reduces.
     between_s: Floats  # [K], seconds
     # True for the first step of a segment.
     first: Bools  # [K]
@@ -274,11 +274,11 @@ def _first_known(values: Floats) -> Floats:
 
 
 def _between(step: Ints, given: dict[str, Floats]) -> Floats:
-    """Return the seconds between each step and the next in which all ranks are idle, [K].
+    """Return the idle time between each step and the next one, in seconds, [K].
 
-    A rank is idle if it neither loads, computes nor reduces. Its next step starts when its batch
-    has arrived. After the last step, and between two attempts, the idle time is unknown: the result
-    is the median of the other steps.
+    It is the minimum over the ranks. A rank is idle if it neither loads, computes nor reduces. Its
+    next step starts when its batch has arrived. After the last step, and between two attempts, the
+    idle time is unknown: the result is the median of the other steps.
     """
     out = np.zeros(len(step))
     if len(step) < 2 or not given["ended_at"].shape[1]:

@@ -165,8 +165,8 @@ def findings_of(model: SlownessModel) -> list[TimeLoss]:
         slow += _of_rank(model, rank)
     weak = _weak_periods(model, slow)
     periodic = {each.rank for each in weak}
-    # The temporary slowness of a rank with a weak period consists of occurrences of this period, so
-    # it gets no finding of its own.
+    # Most of the temporary slowness of these ranks consists of the pauses in `weak`, so it gets no
+    # finding of its own.
     slow = [each for each in slow if each.kind != "transient" or each.rank not in periodic] + weak
     lasting = np.zeros(model.off.shape[1], bool)
     lasting[[each.rank for each in slow if each.kind == "node"]] = True

@@ -84,9 +84,10 @@ class VerdictThresholds:
     # the rank. Chosen on runs of the kind "two: slow rank, and a noisy neighbour on another that is
     # worse".
     pause_steps: int = 5  # steps
-    # At least this fraction of the expected occurrences of a weak period must be observed, and at
-    # least the same fraction of the rank's spans must be such occurrences. Chosen on runs of the
-    # kind "garbage collection of a rank at a strict period".
+    # For periodic pauses that are too small to detect individually: at least this fraction of the
+    # expected pauses must be observed, and at least the same fraction of the rank's spans of
+    # temporary slowness must be such pauses. Chosen on runs of the kind "garbage collection of a
+    # rank at a strict period".
     period_share: float = 0.7
     # Lastingly slow ranks form a group if their slowness starts at most `together_steps` apart.
     # Other slow ranks form a group if they share the fraction `together_share` of their slow steps.
@@ -108,9 +109,10 @@ class VerdictThresholds:
     # kinds "shard of one rank has longer samples" (named) and "long-tailed sizes" (not named).
     larger: float = 0.06  # relative
     larger_errors: float = 6.0  # standard errors
-    # A policy's batches are uneven if, because of them, ranks wait on average for at least
-    # `uneven_share` of the computing time, or for at least `uneven_of_worst` × the fraction under
-    # the policy with the longest waits. The tests of switches.yaml check both values.
+    # The fraction of the computing time for which ranks wait because of uneven batches is computed
+    # for each policy. A policy's batches are uneven if its fraction is at least `uneven_share`, or
+    # at least `uneven_of_worst` × the largest fraction of all policies. The tests of switches.yaml
+    # check both values.
     uneven_share: float = 0.02
     uneven_of_worst: float = 0.5
 

@@ -115,7 +115,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class NodeForecast(Saving):
-    """Forecast of the step time if a slow node's ranks were as fast as the other ranks."""
+    """A `Saving`, with the slow node, its slow ranks, and the factor by which they are slower."""
 
     node: str = Field(examples=["n2"])
     ranks: list[int] = Field(description="slow ranks of the node", examples=[[2, 3]])
@@ -205,12 +205,12 @@ class Forecast:
     decision: Decision | None = None
     # None: no node is slow.
     slow_node: NodeForecast | None = None
-    # False: only some presets were forecast, for example for a slow node.
+    # False: the request was for some presets only, or excluded presets that change the training.
     all_presets: bool = True
     # Assumptions that are not measured, as a clause for users; empty: there are none.
     assumes: str = ""
-    # Label of the option, if this forecast was made only to check an earlier forecast of that
-    # option; then it covers no other options. None: it covers all options.
+    # Label of an option, if this forecast was made only to check an earlier forecast of that
+    # option. None: the forecast has another purpose.
     option: str | None = None
 
     @property
@@ -232,9 +232,9 @@ _FORECAST = TypeAdapter(Forecast)
 def best_of(options: Iterable[PresetForecast]) -> PresetForecast | None:
     """Return the option to switch to; None if no option is clearly worth a switch.
 
-    Options with a warning of harm, and options whose saving may be below `MARGIN`, are left out. An
-    option with the same updates as plain DDP is preferred, unless the fastest option is clearly
-    faster: even the lower bound of the fastest option's saving is larger.
+    Options with a warning of harm, and options whose saving may be below `MARGIN`, are left out.
+    Options with the same updates as plain DDP take precedence: the fastest of them is returned,
+    unless its saving is below the lower bound of the saving of the fastest option of all.
 
     A forecast does not predict how many samples are needed to reach the same loss. More samples are
     needed if ranks train independently for longer, or if gradients are `stale`. If the fastest

@@ -101,12 +101,11 @@ def decide(
 def steps_to_hold(promise: PresetForecast) -> int:
     """Return the number of steps for which forecasts must promise a saving before `auto` acts.
 
-    While `auto` waits, the saving is lost. So the number is smaller for a larger saving: about as
-    much time is lost as with a saving of `MARGIN` for `AUTO_STEPS` steps. The number is at least
-    `FEWEST_FORECAST_STEPS`, so that the last forecast is based on at least this many steps that are
-    newer than the first forecast. For a preset that changes the training, the number is
-    `AUTO_STEPS`, because a run's first steps are often slow, and the change to the training would
-    be permanent.
+    While `auto` waits, the saving is lost. So the number is smaller for a larger saving:
+    `AUTO_STEPS` × `MARGIN` ÷ `promise.saving_low`. The number is at least `FEWEST_FORECAST_STEPS`,
+    so that the last forecast is based on at least this many steps that are newer than the first
+    forecast. For a preset that changes the training, the number is `AUTO_STEPS`, because a run's
+    first steps are often slow, and the change to the training would be permanent.
 
     `promise.saving_low` must be above `MARGIN`.
     """

@@ -234,7 +234,7 @@ def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
 
     Each simulated rank trains the batches that the rank trained in the run; `work_s` is its time
     for each step, [S, W]. If ranks took over batches from each other, a rank's last record of a
-    span counts as one step, regardless of the number of batches that the rank took over.
+    segment may cover several batches; it is simulated as one step.
     """
     world, total_s = work_s.shape[1], 0.0
     what, now = ALLREDUCE, np.zeros(world)

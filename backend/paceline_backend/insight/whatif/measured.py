@@ -144,10 +144,10 @@ class MeasuredSteps:
         """Return the duration of each step, [S], even if ranks are in different steps.
 
         If ranks share a segment's batches, the segment's time is spread evenly over its steps,
-        because ranks train the batches of a step at different times. If all ranks synchronise at
-        the end of another relaxed segment, the wait at the end is spread over its steps. If ranks
-        do not synchronise at a segment's end, the durations are those of the slowest rank, because
-        all ranks wait for that rank when the epoch ends.
+        because ranks train the batches of a step at different times. If ranks do not share the
+        batches, and all ranks synchronise at the segment's end, the wait at the end is spread over
+        the segment's steps. If ranks do not synchronise there, the durations are those of the
+        slowest rank, because all ranks wait for that rank when the epoch ends.
         """
         step_s = self.step_s
         for span in self.relaxed_spans:
@@ -302,8 +302,8 @@ def with_spans(
 ) -> MeasuredSteps:
     """Return `measured`, with the ranges of steps that ran under relaxed synchronisation.
 
-    `relaxed` are the plans of these steps, by `seq`. `reduced_s` takes segment numbers, and returns
-    the durations of their newest reduction rounds.
+    `relaxed` are the plans of these steps, ascending by `seq`. `reduced_s` takes segment numbers,
+    and returns the durations of their newest reduction rounds.
     """
     candidates = [relaxed_span(measured.step, segment) for segment in relaxed]
     spans = tuple(span for span in candidates if span.end > span.first)

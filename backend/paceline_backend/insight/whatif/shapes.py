@@ -122,8 +122,8 @@ def _within(at: Floats, step: Floats) -> Floats:
 
     If all batches have equally many samples, only the sum of the costs per sample and per step is
     known: if one is higher, the other is lower. Clipping one of the costs at 0 would change the
-    sum. If a step in the opposite direction can be longer, `at` is moved in that direction instead.
-    The two points of an axis are then the same point.
+    sum. If -`step` needs less shortening than `step`, it is added instead. The two points of an
+    axis (see `Shape.models`) are then the same point.
     """
     forwards, backwards = _room(at, step), _room(at, -step)
     by = -backwards if backwards > forwards else forwards

@@ -33,7 +33,7 @@ class Effort:
 
     Attributes:
         replicates: maximum number of simulations of each preset.
-        budget_s: no further pair of simulations with other models starts after this time.
+        budget_s: no further pair of shorter simulations (see `simulate`) starts after this time.
         preset_s: a preset whose simulation takes longer is left out as too slow to plan.
         whole_s: no further preset is simulated after this time.
     """
@@ -131,7 +131,8 @@ def simulate(
 
     First, all options, including all variants, are simulated with the fitted models. Of each
     preset's variants, only the best is kept, and only if it takes less time than the defaults.
-    Pairs of shorter simulations follow, with other models that fit the measured steps equally well.
+    Pairs of shorter simulations follow, with other models, which differ from the fitted models as
+    much as the uncertainty of the fit suggests (`Shape.models`).
 
     For `presets` and `relaxed` see `forecast.forecast`. The policy in force always comes first.
     """

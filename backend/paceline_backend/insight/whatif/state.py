@@ -153,6 +153,6 @@ def _newest_complete(connection: Connection, run: int, hello: Hello) -> int:
 
 
 def _counted(of: Features) -> Features:
-    """Return batches with the same numbers of samples, in which each sample has size 1."""
+    """Return the batches as if each sample had size 1; numbers of samples stay unchanged."""
     load = of.samples.astype(np.float64)
     return Features(of.samples, load, load, np.minimum(load, 1.0))

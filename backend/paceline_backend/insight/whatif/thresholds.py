@@ -74,8 +74,8 @@ class ForecastThresholds:
     # Maximum numbers of steps and of samples that count in each simulation; the limits save time.
     simulated_steps: int = 100  # steps
     simulated_samples: int = 400_000  # samples
-    # Number of counted steps in simulations with other models, and minimum number of counted steps
-    # in every simulation.
+    # Number of counted steps in simulations with models other than the fitted ones, and minimum
+    # number of counted steps in every simulation.
     early_steps: int = 24  # steps
     # Number of bootstrap draws for the interval. Draws consist of blocks of steps, because
     # slowdowns last for several steps.
