@@ -59,8 +59,8 @@ _SURE = 0.98
 # If the largest padding is less than this many times the smallest, the rows cannot show whether
 # batches are padded, so the call of `plausible`, which takes 10 ms, is skipped.
 _ALIKE_PADDING = 1.05
-# Samples count as grouped by size if the padded loads of most steps are below this fraction of the
-# padded loads under equal counts.
+# Samples count as grouped by size if the padded loads of most steps are below this fraction of what
+# they would be if all ranks had equal counts and the same longest samples.
 _HALF = 0.5
 # The wide prior of c and b is used only if its log-likelihood exceeds the log-likelihood of the
 # narrow prior by more than this value.

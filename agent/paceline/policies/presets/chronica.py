@@ -52,7 +52,7 @@ class PaperScheduler:
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
-        """Return the samples unordered: `schedule` chooses a step's samples by earlier steps."""
+        """Return the samples in any order, because `schedule` does not use the order."""
         return problem.remaining
 
     def schedule(self, problem: Problem, models: Models) -> Assignment:
@@ -104,7 +104,7 @@ class LevelledScheduler:
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
-        """Return the samples unordered: `schedule` chooses a step's samples by earlier steps."""
+        """Return the samples in any order, because `schedule` does not use the order."""
         return problem.remaining
 
     def schedule(self, problem: Problem, models: Models) -> Assignment:
