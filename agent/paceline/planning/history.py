@@ -24,7 +24,7 @@ from paceline.wire import PLANNED, Hello, Moves, Plan
 # immediately, so their records may arrive before the segment is adopted.
 AHEAD = 4096  # steps
 # The shuffler is called again when a rank's share of the load has changed by this fraction, or the
-# cost's parameter κ by the factor `CURVED`.
+# weight κ of the quadratic term of a batch's cost by the factor `CURVED`.
 CHANGED = 0.1
 CURVED = 2.0
 # The next epoch's holders are planned when at most this fraction of the current epoch is left.

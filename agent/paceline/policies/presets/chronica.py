@@ -71,7 +71,8 @@ class PaperScheduler:
             longest = max(step.ett)
             given = 1
             while given < count:
-                # All ranks on the nodes that have samples are full: allow ranks on all nodes.
+                # On each node that still holds samples, all ranks are full: let samples change
+                # their node.
                 if not least:
                     step.nodes = None
                     least = step.open()
