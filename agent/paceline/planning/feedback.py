@@ -107,7 +107,7 @@ class Window:
         self._complete = sorted([*self._complete, step])[-WINDOW:]
         samples, load_, compute_s = self._rows[step][:, :3].T
         ranks = usable(samples, load_, compute_s)
-        # This step replaces the oldest step of each of these ranks, unless this step is older.
+        # `step` replaces the oldest usable step of each of `ranks`, unless `step` is older.
         self._usable[ranks, 0] = np.maximum(self._usable[ranks, 0], step)
         self._usable[ranks] = np.sort(self._usable[ranks], axis=1)
         self._forget()

@@ -121,9 +121,9 @@ class History:
     def problem(self, steps: int, version: int, *, shuffle: bool) -> Problem:
         """Return the planner's input for the next segment, which has at most `steps` steps.
 
-        With `shuffle`, the input's placement is the one from which the shuffler starts. Without it,
-        it is the shuffler's last result, if this is known. `version` is the policy version that
-        plans.
+        With `shuffle`, the input contains the placement from which the shuffler starts; otherwise
+        the placement that the shuffler returned last, if that is known. `version` is the policy
+        version that plans.
         """
         hello, storage = self.hello, self._storage
         if storage is not None and self._moves is not None:

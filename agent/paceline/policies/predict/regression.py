@@ -343,7 +343,7 @@ def _copy(source: Floats, target: Floats) -> None:
 
 @compiled
 def _solve(fit: Floats, variance: float, share: float) -> None:
-    """Solve the normal equations of a fit for a > 0, c ≥ 0 and b ≥ 0, and store the solution in it.
+    """Solve a fit's normal equations for a > 0, c ≥ 0 and b ≥ 0; store the solution in `fit`.
 
     A ridge penalty keeps c and b near the prior's values, which `fit` has at `_USUAL`.
     """
