@@ -19,8 +19,9 @@ from paceline.wire import Plan, StepRecord
 
 # Maximum number of complete steps whose feedback a plan uses.
 WINDOW = 64
-# The window keeps at least this many steps in which each rank had samples. If a rank had samples in
-# fewer of the newest `WINDOW` complete steps, older steps are kept in addition.
+# For each rank, the window keeps this many steps in which the rank had samples, if there are so
+# many. If a rank had samples in fewer of the newest `WINDOW` complete steps, older steps are kept
+# in addition.
 USABLE = 8
 # `Window.step_s` is the median over this many of the newest complete steps.
 _RECENT_STEPS = 8
@@ -106,7 +107,7 @@ class Window:
         self._complete = sorted([*self._complete, step])[-WINDOW:]
         samples, load_, compute_s = self._rows[step][:, :3].T
         ranks = usable(samples, load_, compute_s)
-        # The newest step replaces the oldest one.
+        # `step` replaces the oldest usable step of each of `ranks`, unless `step` is older.
         self._usable[ranks, 0] = np.maximum(self._usable[ranks, 0], step)
         self._usable[ranks] = np.sort(self._usable[ranks], axis=1)
         self._forget()
@@ -150,7 +151,7 @@ class Window:
         recent = [step_s[step] for step in sorted(step_s)[-_RECENT_STEPS:]]
         if recent:
             return statistics.median(recent)
-        # No segment has all its steps here. The end of one segment and the start of the next
+        # For no segment have all steps arrived. The end of one segment and the start of the next
         # together take about as long as a whole segment, so use the mean over their steps.
         return statistics.fmean(cut) if cut else None
 
@@ -204,12 +205,12 @@ def without_recompiles(compute_s: Floats, recompiles: Floats, world: int) -> Flo
 
 
 def single_batches(feedback: Feedback, segments: Iterable[Plan]) -> Feedback:
-    """Return feedback in which a row never mixes a rank's batch with batches of other ranks.
+    """Return feedback without rows that mix a rank's batch with batches of other ranks.
 
-    Where ranks share a segment's batches, a rank's last record before ranks exchange data covers
-    all the batches that the rank took over. A record of several batches measures another speed than
-    a record of one batch, so this function drops it. If a rank has only records of several batches
-    in a segment, the rank keeps them.
+    Where ranks share a segment's batches, a rank reports all batches that it took over in one
+    record: its last record before the ranks exchange data. A record of several batches measures
+    another speed than a record of one batch, so this function drops it. If a rank has only records
+    of several batches in a segment, the rank keeps them.
 
     The wall times of a segment whose batches are shared do not belong to single steps either. So
     each step gets the segment's mean time per step, computed from its rate in samples per second,

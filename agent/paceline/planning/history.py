@@ -1,4 +1,4 @@
-"""State of an attempt: the rest of its epoch, and the rank that holds each sample.
+"""State of an attempt: the samples left in its epoch, and the rank that holds each sample.
 
 The code that keeps a `History` calls `adopt` for each segment that ran; `planning.load` does so for
 the segments in the database. `planning.offer` requests the next `Problem`, the planner's input,
@@ -24,7 +24,7 @@ from paceline.wire import PLANNED, Hello, Moves, Plan
 # immediately, so their records may arrive before the segment is adopted.
 AHEAD = 4096  # steps
 # The shuffler is called again when a rank's share of the load has changed by this fraction, or the
-# cost's parameter κ by the factor `CURVED`.
+# weight κ of the quadratic term of a batch's cost by the factor `CURVED`.
 CHANGED = 0.1
 CURVED = 2.0
 # The next epoch's holders are planned when at most this fraction of the current epoch is left.
@@ -35,15 +35,15 @@ ROOM = 0.9
 
 
 class History:
-    """The state of an attempt: the rest of its epoch, and the rank that holds each sample.
+    """The state of an attempt: the samples left in its epoch, and the rank that holds each sample.
 
-    Segments are adopted in the order of their seq. After a gap (`lost`) three things are unknown:
-    which samples remain of the epoch, until an epoch ends; which rank used a sample last, until
-    each sample was used again; and, where ranks share batches, which batches were shared, until
-    `newest` is full again. While `lost` is true, no caller may plan: if the gap is filled later, a
-    replay would plan from a more complete history and get another result. The gap may also hide
-    changes of the policy's state (`memory`), so the state is forgotten. `before` is the last
-    segment planned by a controller before this attempt.
+    Segments are adopted in the order of their seq. After a gap (`lost`), it is unknown which
+    samples the epoch has not used, until an epoch ends; and which rank used a sample last, until
+    each sample was used again. Where ranks share batches, it is also unknown which batches were
+    shared, until `newest` is full of segments after the gap. While `lost` is true, no caller may
+    plan: if the gap is filled later, a replay would plan from a more complete history and get
+    another result. The gap may also hide changes of the policy's state (`memory`), so the state is
+    forgotten. `before` is the last segment planned by a controller before this attempt.
     """
 
     def __init__(self, hello: Hello, before: Plan | None = None) -> None:
@@ -121,8 +121,9 @@ class History:
     def problem(self, steps: int, version: int, *, shuffle: bool) -> Problem:
         """Return the planner's input for the next segment, which has at most `steps` steps.
 
-        With `shuffle`, its placement is the one from which the shuffler starts, not the shuffler's
-        last result. `version` is the policy version that plans.
+        With `shuffle`, the input contains the placement from which the shuffler starts; otherwise
+        the placement that the shuffler returned last, if that is known. `version` is the policy
+        version that plans.
         """
         hello, storage = self.hello, self._storage
         if storage is not None and self._moves is not None:
@@ -330,7 +331,7 @@ def _storage(hello: Hello) -> Storage | None:
 
 
 def _numbered(hello: Hello) -> Ints | None:
-    """Return the number of each rank's node, from 0; None: there is one node, or it is unknown."""
+    """Return the index of each rank's node; None: there is one node, or nodes are unknown."""
     names = list(dict.fromkeys(hello.placement))
     if len(names) < 2 or len(hello.placement) != hello.world:
         return None

@@ -158,7 +158,7 @@ def segment_steps(
 
 
 def slowest_steps(feedback: Feedback, world: int) -> float:
-    """Return the number of steps that all ranks do together while the slowest trains one batch.
+    """Return how many steps all ranks together complete while the slowest trains one batch.
 
     A step has one batch of each rank. Call this only if ranks share batches, with a result of
     `single_batches` as `feedback`. Return 0 if speeds are unknown.

@@ -42,7 +42,7 @@ class Kernel(Generic[P, R]):
         return dispatcher(self.function, Kernel)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function, compiled unless `interpret_until` has not compiled it yet."""
+        """Call the compiled function, or the Python function while `interpret_until` compiles."""
         if _interpreting.is_set():
             return self.function(*args, **kwargs)
         result: R = self.dispatcher(*args, **kwargs)

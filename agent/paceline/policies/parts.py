@@ -47,8 +47,8 @@ class Allocation:
     memory: Mapping[str, Any]
     # CPU threads of each rank; empty: leave them unchanged.
     threads: tuple[int, ...] = ()
-    # Models for the rest of the plan, including its expected times (ETT). None: the models that the
-    # predictor returned.
+    # Models that `plan` uses after the allocator: for the scheduler and the expected times (ETT).
+    # None: the models that the predictor returned.
     models: Models | None = None
 
 
@@ -144,7 +144,7 @@ class NodeChooser(Chooser, Protocol):
 
 @runtime_checkable
 class StepsChooser(Chooser, Protocol):
-    """A chooser that also considers the first step, and whether numbers of steps may differ."""
+    """A chooser that also considers the arguments of `on_steps`."""
 
     def on_steps(self, first: int, *, uneven: bool) -> Chooser:
         """Return the chooser for a segment that begins with step `first`.

@@ -1,4 +1,4 @@
-"""Forecast of regular pauses: single steps, at a fixed distance, in which a rank is slow.
+"""Forecast of regular pauses: single slow steps of a rank that recur at equal intervals.
 
 `planner` calls `noticed` and `factors` for policies with `Policy.foretells`. A rank's last pauses
 may be older than the oldest feedback, so they are stored in `Plan.memory`, like the allocator's

@@ -36,7 +36,7 @@ class Shuffle:
     """Placement and order of samples from which the epoch's next plans start.
 
     The caller of `plan` stores both; they are not part of the `Plan`. If `plan` did not call the
-    shuffler, they are those of its argument `problem`.
+    shuffler, both are the values in its argument `problem`.
     """
 
     placement: Ints  # [N]
@@ -175,7 +175,7 @@ def _shuffled(policy: Policy, problem: Problem, models: Models) -> Problem:
 def _away(
     policy: Policy, problem: Problem, ahead: Problem, models: Models
 ) -> tuple[Ints, Ints, int]:
-    """Return the samples that another rank holds in the next epoch, and their new ranks.
+    """Return the samples whose rank changes with the next epoch, and their new ranks.
 
     The third result is the number of these samples that move to another node.
     """

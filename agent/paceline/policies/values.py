@@ -203,7 +203,7 @@ class Models:
         """Return the models that should be used to compose steps: these models, or a rival.
 
         If batches may be padded, return the most probable models with a padded cost. With these
-        models, samples of similar size are composed into a batch, which is good under any cost.
+        models, a batch gets samples of similar size, and such batches are good under any cost.
         """
         padded = [entry for entry in self.weighed() if entry[1].cost.padded]
         return max(padded, key=lambda entry: entry[0])[1] if padded else replace(self, rivals=())

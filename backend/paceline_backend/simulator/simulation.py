@@ -78,7 +78,7 @@ class TrainedSegment:
     plan_s: float = 0.0
     # Reduction rounds of the segment; their `ended_at` is virtual time.
     rounds: list[SimulatedRound] = field(default_factory=list)
-    # True if ranks do not synchronise at the segment's end, unless the epoch ends.
+    # True if ranks synchronise at the segment's end only where the epoch ends, too.
     goes_on: bool = False
 
     @property
@@ -193,7 +193,7 @@ class Simulation:
         return made
 
     def _begin(self, hello: Hello, devices: Emulation, now: float) -> None:
-        """Begin an attempt at virtual time `now`; `hello.used` are samples of earlier attempts."""
+        """Begin an attempt at virtual time `now`; the epoch has used the samples `hello.used`."""
         self.hello = hello
         self.devices = devices
         self.history = History(hello)
@@ -262,9 +262,9 @@ class Simulation:
         own_s = 0.0 if plan.synchroniser == ALLREDUCE else costs.own_s
         load_s = self._data_s + own_s
         begun, starts = self._clocks, self._begin_times(plan, costs)
-        # The leader (rank 0) adopts a segment when it has ended its previous segment. If ranks do
-        # not synchronise between segments, a rank that is ahead of the leader waits for the leader
-        # before its first batch.
+        # The leader (rank 0) adopts a segment when the leader itself has ended the previous
+        # segment. If ranks do not synchronise between segments, a rank that is ahead of the leader
+        # waits for the leader before its first batch.
         begins_at = float(begun[0])
         early_s = np.maximum(begins_at - starts, 0.0)
         limits = self.hello.limits
@@ -394,8 +394,9 @@ def remaining(devices: Emulation, alive: list[int]) -> Emulation:
 class DealtBatches:
     """The batches of a segment's S steps on W ranks.
 
-    At first these are the planned batches. Each call of `pool` replaces a span's batches by those
-    that the ranks trained, some of which they took over from each other.
+    At first these are the planned batches. Each call of `pool` replaces the batches of some
+    successive steps (a span, see `sync.pool`) by those that the ranks trained, including batches
+    that they took over.
 
     Args:
         plan: the plan of the segment; only its first step and the ranks' CPU threads are used.

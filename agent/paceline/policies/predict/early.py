@@ -62,7 +62,8 @@ def plausible(rows: Feedback) -> list[Weighed]:
     row's time is the cost of its batch, times the rank's factor, times noise. The ranks' factors
     vary around a common mean. In the oldest step, the times of all ranks may have an additional
     common factor. The result has at most one cost of each family. One family depends mostly on the
-    number of samples. The others are linear or quadratic in the sizes, padded or not padded.
+    number of samples. The costs of the other families are linear or quadratic in the sizes, padded
+    or not padded.
     """
     valid = usable(rows.samples, rows.load, rows.compute_s)
     # Old records lack `longest` and `squares`, without which costs cannot be compared.

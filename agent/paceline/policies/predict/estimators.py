@@ -210,7 +210,8 @@ class _Rank:
     # Effective load and number of samples of each step.
     inputs: Floats  # [F, 2]
     times: Floats  # [F]
-    # Means of effective load, number of samples, and time in seconds, before the division.
+    # The means by which `inputs` and `times` were divided: of effective load, of number of samples,
+    # and of time in seconds.
     means: Floats  # [3]
 
     @staticmethod

@@ -36,8 +36,8 @@ CostModel = Annotated[
 
 Bools = npt.NDArray[np.bool_]
 
-# The cost of a batch, the same for all ranks, is selected by the forecasts for at most this many
-# ranks.
+# All ranks have the same cost of a batch. It is selected by how well it forecasts the times of at
+# most this many ranks.
 _COST_RANKS = 16
 # Candidates for κ, the weight of the quadratic term of a cost. They are multiples of 1 ÷ (Σλ² ÷
 # Σλ), where Σλ² ÷ Σλ is the mean size λ of the samples, weighted by size.
@@ -49,18 +49,19 @@ _FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()
 # `_expects_padded` chooses between them. A cost with κ > 0 must be better than the cost with κ = 0
 # by this margin.
 _PADDING_MARGIN = 12.0
-# A rank's noise is estimated from at least `_FEW_DIFFERENCES` differences between rows. If it is at
-# least `_NOISY`, the rank's rows are fitted a second time.
+# A rank's noise is estimated from at least `_FEW_DIFFERENCES` differences between rows. If the
+# noise is at least `_NOISY`, the rank's rows are fitted a second time.
 _FEW_DIFFERENCES, _NOISY = 8, 0.1
 # Differences between consecutive residuals are clipped to this value.
 _JUMP = 0.9
 # Batches count as padded if `plausible` gives a padded cost at least this probability.
 _SURE = 0.98
-# If the largest padding is less than this many times the smallest, the rows cannot show whether
-# batches are padded, so the call of `plausible`, which takes 10 ms, is skipped.
+# If the largest ratio of a row's padded load to its load is less than this many times the smallest
+# ratio, the rows cannot show whether batches are padded. Then `plausible`, which takes 10 ms, is
+# not called.
 _ALIKE_PADDING = 1.05
-# Samples count as grouped by size if the padded loads of most steps are below this fraction of the
-# padded loads under equal counts.
+# Samples count as grouped by size if the padded loads of most steps are below this fraction of what
+# they would be if all ranks had equal counts and the same longest samples.
 _HALF = 0.5
 # The wide prior of c and b is used only if its log-likelihood exceeds the log-likelihood of the
 # narrow prior by more than this value.

@@ -111,10 +111,10 @@ def _fit_rows(
     scored rows, and the sum of ½ log(1 + `_unsure`) over these rows.
 
     The fit is written to `now`; `before` holds the fit before the last change of speed, and `trial`
-    is a buffer for `_reshaped`. A fit is an array of 16 numbers: 9 of the normal equations, the
-    rows' Σ (time / about_s)² at `_ROWS` (see `_learn`), the coefficients (a, c, b) of u, v and 1 at
-    `_BETA`, and the prior's (a, c, b) at `_USUAL`. `noise` is a lower bound of the noise's standard
-    deviation.
+    is a buffer for `_reshaped`. A fit is an array of 16 numbers. The first 9 are the normal
+    equations. Then come the rows' Σ (time / about_s)² at `_ROWS` (see `_learn`), the coefficients
+    (a, c, b) of u, v and 1 at `_BETA`, and the prior's values of a, c and b at `_USUAL`. `noise` is
+    a lower bound of the noise's standard deviation.
 
     Several filters of the residuals (`_GAINS`) follow a drifting speed. The mean of their forecasts
     is weighted by the likelihood of their errors so far. Each row is added to the fit as if it had
@@ -217,9 +217,9 @@ def _reshaped(
     A surprising row is a row whose time differs much from its forecast. Rows with a new load also
     have large residuals, because they show how large b is. Therefore the function tests two
     hypotheses. First: all rows, before and after the last change of speed, have one speed after
-    all. Second: the rows since the last change of speed and the two surprising rows have one speed.
-    The result is True if the rows are more likely under one of them than with a change of speed or
-    outliers; the fit is then in `trial`.
+    all. Second: the rows since the last change of speed, and the surprising rows `held` and `at`,
+    have one speed. The result is True if the rows are more likely under one of these hypotheses
+    than with a change of speed or outliers; the fit is then in `trial`.
 
     `at` is the index of the surprising row in `rows`, and `held` the index of an earlier surprising
     row, or -1 if there is none. `changed` is true if the two rows look like a change of speed. For
@@ -343,7 +343,7 @@ def _copy(source: Floats, target: Floats) -> None:
 
 @compiled
 def _solve(fit: Floats, variance: float, share: float) -> None:
-    """Solve the normal equations of a fit for a > 0, c ≥ 0 and b ≥ 0, and store the solution in it.
+    """Solve a fit's normal equations for a > 0, c ≥ 0 and b ≥ 0; store the solution in `fit`.
 
     A ridge penalty keeps c and b near the prior's values, which `fit` has at `_USUAL`.
     """

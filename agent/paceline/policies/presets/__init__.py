@@ -1,8 +1,8 @@
 """Presets: the policies that users choose by name.
 
 Each file defines ``preset``, a `policies.base.Preset`. Relaxed presets let ranks run ahead of each
-other, and use the batches of another preset; most are in one file, `relaxed`. docs/policies.md
-describes all presets.
+other, and another preset chooses the ranks' samples; most of them are in one file, `relaxed`.
+docs/policies.md describes all presets.
 
 `policies.registry` finds each ``preset`` by its entry point in pyproject.toml, so a new preset
 needs a file here and an entry point there. `policies.make` then makes its policy:

@@ -52,7 +52,7 @@ class PaperScheduler:
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
-        """Return the samples unordered: `schedule` chooses a step's samples by earlier steps."""
+        """Return the samples in any order, because `schedule` does not use the order."""
         return problem.remaining
 
     def schedule(self, problem: Problem, models: Models) -> Assignment:
@@ -71,7 +71,8 @@ class PaperScheduler:
             longest = max(step.ett)
             given = 1
             while given < count:
-                # All ranks on the nodes that have samples are full: allow ranks on all nodes.
+                # On each node that still holds samples, all ranks are full: let samples change
+                # their node.
                 if not least:
                     step.nodes = None
                     least = step.open()
@@ -104,7 +105,7 @@ class LevelledScheduler:
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
-        """Return the samples unordered: `schedule` chooses a step's samples by earlier steps."""
+        """Return the samples in any order, because `schedule` does not use the order."""
         return problem.remaining
 
     def schedule(self, problem: Problem, models: Models) -> Assignment:

@@ -146,10 +146,10 @@ class DynamicAllocator:
     ) -> _BoundMemory:
         """Return the state with new counts and empty averages if the counts change enough.
 
-        Otherwise, return `memory`. If `expected` is given, counts change only if this shortens the
-        expected step. If the full change does not shorten it, half of the change is tried: the time
-        of a padded batch grows faster than its number of samples, so full changes could oscillate
-        forever.
+        Otherwise, return `memory`. If `expected` is given, counts change only if the change
+        shortens the expected time of a step. If the full change does not shorten it, half of the
+        change is tried: the time of a padded batch grows faster than its number of samples, so full
+        changes could oscillate forever.
         """
         most = np.minimum(memory.most, self.b_max or problem.global_batch)
         low, high = counts.bounds(problem, self.b_min, most)

@@ -57,8 +57,8 @@ def least_variance(times: Floats, most: int, cores: int, serial: float) -> Ints:
     A worker has 1 to `most` threads. The search is branch and bound, depth first. Its bound is the
     sum of squared deviations of the decided workers from their mean, which can only grow with more
     workers. The search begins with the best of the choices in which each worker's time is as near
-    as possible to a common level; with more than 64 workers, this is the result. Of equally good
-    choices, the choice with fewer threads is the result.
+    as possible to a common level; with more than 64 workers, the search also ends with this
+    choice. Of equally good choices, the choice with fewer threads is the result.
 
     `times` are the workers' times with one thread, [W] s. `cores` is the maximum number of threads
     of all workers together (each worker has at least one thread); 0: no maximum. `serial` is the
@@ -82,8 +82,8 @@ class _Search:
         world, most = choices.shape
         self._workers = np.argsort(-choices[:, 0], kind="stable")
         self._choices = choices[self._workers]
-        # Number of threads that may be added to one thread per worker. `_best` has the number of
-        # each worker's added threads.
+        # Number of threads that all workers together may have beyond one per worker. `_best` has
+        # each worker's number of threads beyond one.
         self._spare = max(cores - world, 0) if cores else world * most
         self._best: Ints = np.zeros(world, np.int64)
         self._least = _squares(self._choices[:, 0])

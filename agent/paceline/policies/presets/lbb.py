@@ -284,8 +284,8 @@ class LbbParameters(counts.CountsParameters, frozen=True):
         Meta(
             ge=1,
             le=10_000,
-            description="Number of samples that move from the slowest rank to the fastest rank if "
-            "the batch sizes change, but are not all recomputed.",
+            description="Number of samples that move at a time from the slowest to the fastest "
+            "rank, when not all batch sizes are recomputed.",
         ),
     ] = 1
     window_steps: Annotated[

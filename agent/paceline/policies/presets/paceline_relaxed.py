@@ -43,7 +43,8 @@ _REST = 20.0
 class _ChoiceSteps(NamedTuple):
     """Measurements of the newest steps of the synchronisation in force.
 
-    `step_s` is wall time. `whole` is True where the records cover exactly the step's batches.
+    `step_s` is wall time. `whole` is False for steps in which a rank has no compute time, because
+    other ranks took over its batch.
     """
 
     compute_s: Floats  # [S, W]
@@ -95,7 +96,7 @@ class _ChoiceMemory(msgspec.Struct, forbid_unknown_fields=True):
     # Time in seconds of a step that is neither computing nor exchange, last measured under the
     # all-reduce: data loading, and the script itself.
     rest_s: float = 0.0
-    # The times of the steps before this one are already included in `tried_s` and `wait_s`.
+    # First step whose time is not yet included in `tried_s` and `wait_s`.
     seen: int = 0
     # Time in seconds since the relaxed synchronisation came into force; 0 under the all-reduce.
     tried_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Presets that only name a synchronisation, and use the batches of another preset."""
+"""Presets that only name a synchronisation; another preset chooses each rank's samples."""
 
 from __future__ import annotations
 

@@ -38,9 +38,10 @@ _HISTORY_STEPS = 8 * _HISTORY_PARTS
 class Grouping:
     """A chooser that groups ranks by their step times; plain RNA if all ranks are one group.
 
-    The groups change only if all parts of the newest steps give the same new groups, so that noise
-    does not move a rank back and forth. With `by_node`, on several nodes, the ranks of each node
-    are a group. For `spread` see `groups`, and for the other fields `HierarchicalRules`.
+    The newest steps are divided into `_HISTORY_PARTS` parts. The groups change only if each part
+    alone gives the same new groups, so that noise does not move a rank back and forth. With
+    `by_node`, on several nodes, the ranks of each node are a group. For `spread` see `groups`, and
+    for the other fields `HierarchicalRules`.
     """
 
     spread: float
@@ -125,8 +126,9 @@ def _ms(seconds: float) -> str:
 def groups(times: Floats, spread: float = 1.0) -> list[list[int]]:
     """Return groups of ranks of about the same speed (RNA, Sec. 4), sorted by their first rank.
 
-    If the times of the slowest and the fastest rank differ by more than the mean time, ranks above
-    the mean and all others become separate groups, which are divided in the same way.
+    If the times of the slowest and the fastest rank differ by more than `spread` times the mean
+    time, ranks above the mean and all others become separate groups, which are divided in the same
+    way.
 
     `times` has the mean time of each rank's step in seconds, [W]; all are above 0. `spread` is the
     maximum difference of times within a group, as a multiple of the group's mean time; in RNA, it

@@ -5,10 +5,10 @@ without samples; f(λ) is the cost of a sample, and a, c and b are the worker's 
 For padded batches, this formula does not hold, and `partition` calls the module `padded`.
 
 First each sample goes to the worker with the largest gap between its time so far and the time that
-all workers would need at best. Then the slowest worker exchanges samples with the other workers
-until no exchange helps: with many ranks in `pairs`, then in `descend`. If the batch has few
-samples, branch and bound (`_search`) improves the result further. `constraints` calls `pairs` and
-`descend` for batches whose counts are fixed.
+all workers would need at best. Then workers exchange samples: with many workers, first in pairs
+(`pairs`). Last, the slowest worker exchanges samples with any other worker until no exchange helps
+(`descend`). If the batch has few samples, branch and bound (`_search`) improves the result further.
+`constraints` calls `pairs` and `descend` for batches whose counts are fixed.
 
 In private functions, `sizes` has the cost f(λ) of each sample of the batch, and `ranks` the rank of
 each sample, [n] each.
@@ -97,7 +97,8 @@ def improve(
 ) -> Ints:
     """Improve an assignment of samples to ranks, [n], by exchanges; see `partition`.
 
-    `start` must have the `counts` or keep the `limits`. Batches are not padded.
+    `start` must have the `counts` or keep the `limits`. Here `sizes` has the costs f(λ) of the
+    samples, and batches must not be padded.
     """
     most = most_of(limits if counts is None else counts, len(sizes), models.world)
     workers = Workers.of(models, most)

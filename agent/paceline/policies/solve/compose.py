@@ -439,8 +439,8 @@ def matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
     The first step gets each worker's bin with the largest load, the second step each worker's bin
     with the second largest load, and so on. Return each sample's new bin, [R]. A worker's bins hold
     equally many samples, except in the last step, which does not change. So any bins of different
-    workers can form a step, and this grouping minimises the total time of all steps. `steps` is
-    their number without the last one.
+    workers can form a step, and this grouping minimises the total time of all steps. `steps` is the
+    number of steps without the last one.
     """
     load = np.bincount(bins, sizes, minlength=(steps + 1) * world).reshape(-1, world)
     # The smaller last step stays last.

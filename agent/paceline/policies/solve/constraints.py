@@ -35,10 +35,11 @@ def gridded(batches: Assignment, policy: Policy, problem: Problem, models: Model
     """Change the scheduler's batches so that each rank's count is a multiple of ``problem.grid``.
 
     If a step's samples are not a multiple of the grid, one rank gets the remainder: see
-    `shapes.on_grid`. If the policy divides a batch by models, the function tries several sets of
-    counts and uses the set with which the slowest rank ends first. For other policies, it uses the
-    counts nearest to the scheduler's. If data lives on nodes, it uses the nearest counts for every
-    policy, and first rounds the sum of each node's counts, so that few samples move between nodes.
+    `shapes.on_grid`. If the policy balances batches by the models of the ranks' times, the function
+    tries several sets of counts and uses the set with which the slowest rank ends first. For other
+    policies, it uses the counts nearest to the scheduler's. If data lives on nodes, it uses the
+    nearest counts for every policy, and first rounds the sum of each node's counts, so that few
+    samples move between nodes.
     """
     if problem.grid == 1:
         return batches
@@ -51,8 +52,8 @@ def gridded(batches: Assignment, policy: Policy, problem: Problem, models: Model
     steps = zip(batches.counts, np.split(batches.samples, ends), strict=True)
     for step, (before, batch) in enumerate(steps):
         limits = most_of(problem.limits, len(batch), problem.world)
-        # Without samples a rank is not measured, so each rank that has samples keeps some, unless
-        # the ranks' models divide the batch: older steps then show each rank's speed.
+        # A rank without samples is not measured. So each rank that has samples keeps some, except
+        # if the policy balances by models: the models then come from older steps.
         target = on_grid(before, problem.grid, limits, nodes, keep=not follows)
         ranks = np.repeat(np.arange(problem.world), before)
         if np.array_equal(target, before):
@@ -142,7 +143,8 @@ class _Division:
     def _solved(self, nearest: Ints) -> Ints:
         """Return the counts that would be best if all samples had the same size, [W].
 
-        `nearest` are counts on the grid, [W]; a remainder in one of them stays on its rank.
+        `nearest` are counts on the grid, [W]; samples beyond a multiple of the grid stay on their
+        rank.
         """
         grid, rest, each_s = self._grid, nearest % self._grid, self._each_s()
 
@@ -176,9 +178,9 @@ def within_limits(
 ) -> Assignment:
     """Move samples between ranks until each local batch keeps ``problem.token_limits``.
 
-    If the policy divides a batch by models, the samples that exceed a worker's limit are also
-    divided among the other workers by models. If not, these samples go to the workers that are
-    furthest below their limits.
+    If the policy balances batches by the models of the workers' times, the samples that exceed a
+    worker's limit are divided among the other workers in the same way. If not, these samples go to
+    the workers that are furthest below their limits.
     """
     limits = problem.token_limits
     if limits is None:

@@ -172,7 +172,8 @@ def fill(step: Filling, draws: list[float]) -> None:
     for draw in draws:
         while (source := step.source(first[0][1])) is None:
             heapq.heappop(first)
-            # All ranks on the nodes that have samples are full: allow ranks on all nodes.
+            # On each node that still holds samples, all ranks are full: let samples change their
+            # node.
             if not first:
                 step.nodes = None
                 first = all_open()

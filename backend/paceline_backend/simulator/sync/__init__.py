@@ -82,8 +82,8 @@ def step_time_s(
 ) -> float:
     """Return the mean time of a step under a synchronisation, computed from measured work.
 
-    If ranks take over batches from each other, the result is the time of all ranks for all batches
-    ÷ the number of steps, and all samples of a rank's step count as equally expensive.
+    The result is the time until all ranks have ended ÷ the number of steps. Where ranks take over
+    batches from each other, all samples of a rank's step count as equally expensive.
 
     Args:
         work_s: each rank's time for loading and computing each step, without exchanges, [S, W].

@@ -109,7 +109,7 @@ class Bodies:
 
 
 class Dealing(Protocol):
-    """Times of batches on ranks for which they were not planned."""
+    """What a model needs to move batches to ranks for which they were not planned."""
 
     def room(self, rank: int) -> int:
         """Return the number of samples for which a rank's memory has room."""
@@ -132,8 +132,8 @@ class Work:
     """The work of W ranks in a segment of S steps, where S may be 0.
 
     If ranks run different numbers of steps, S is the largest number, and the rows beyond a rank's
-    own number are ignored. In this case the work covers a span of planned steps (see `pool`), and
-    all ranks end with the span's last step.
+    own number are ignored. In this case these steps replace `planned` steps of the plan: see
+    `pool`.
     """
 
     # Number of the first step, counted over the run.

@@ -236,7 +236,7 @@ class Queues:
 
     @property
     def made(self) -> npt.NDArray[np.bool_]:
-        """Mask of the batches, [S, W]."""
+        """Mask that is True where `step` and `work_s` have a batch, [S, W]."""
         return np.asarray(np.arange(len(self.step))[:, None] < self.count)
 
     def begun_before(self, time: float, ends_at: Floats) -> Ints:
@@ -264,9 +264,9 @@ def paces(before_s: Floats, work_s: Floats) -> Floats:
 def settled(queues: Queues, ends_at: Floats, pace_s: Floats) -> float:
     """Return a time before which each rank trains its own batches, regardless of other ranks.
 
-    Before this time no rank has an empty queue, and no rank would leave its queue to other ranks.
-    `ends_at` has the times at which each rank begins and ends its batches, [S + 1, W]. `pace_s`
-    comes from `paces`.
+    Before this time each rank has batches of its own left, and is fast enough to train them itself,
+    rather than leave them to faster ranks. `ends_at` has the times at which each rank begins and
+    ends its batches, [S + 1, W]. `pace_s` comes from `paces`.
     """
     world = len(queues.count)
     first_end = float(ends_at[queues.count, np.arange(world)].min())
@@ -275,8 +275,8 @@ def settled(queues: Queues, ends_at: Floats, pace_s: Floats) -> float:
     slowest_s = float(np.where(known, pace_s, 0.0).max())
     if slowest_s <= pool.FASTEST * fastest_s.min():
         return first_end
-    # If more than this many batches are left, the slowest rank does not leave its queue to other
-    # ranks. The formula follows from `core.pool.finish_s`.
+    # If more than this many batches are left, the slowest rank trains its own batches, instead of
+    # leaving them to faster ranks. The formula follows from `core.pool.finish_s`.
     left = slowest_s * float((1 / fastest_s).sum())
     settled = int(queues.count.sum() - left) - 1
     if settled <= 0:
@@ -400,7 +400,8 @@ class Events:
         # Times of the batches of a step on all ranks, by step of the span.
         self._prices: dict[int, Prices] = {}
         self._room = [dealing.room(rank) for rank in range(self._world)]
-        # Ranks leave queues to others only if every batch fits into every rank's memory.
+        # A rank leaves its own batches to faster ranks only if every batch fits into every rank's
+        # memory.
         self._may_leave = min(self._room) >= int(samples.max())
 
     def run(self, ends_at: Floats, pace_s: Floats, begun: Ints) -> tuple[Ints, Floats]:

@@ -263,8 +263,8 @@ class SimulatedHierarchical:
     def _met_at(self, ended_at: Floats, costs: Costs) -> float:
         """Return the time at which all ranks have the server's parameters after the last pushes.
 
-        The server on rank 0 processes one push at a time, from each group when it has ended. The
-        push of rank 0's own group takes no time.
+        The server on rank 0 processes one push at a time. A group pushes when all its ranks have
+        ended. The push of rank 0's own group takes no time.
         """
         free_at = 0.0
         of_groups = [float(ended_at[group].max()) for group, _ in self._groups]

@@ -153,9 +153,9 @@ class _SimulatedMean:
 def _between_means(work: Work) -> list[tuple[Floats, Ints]]:
     """Return the ranks' work between the moments at which replicas may be averaged.
 
-    Each entry is a pair of arrays, [W]: the seconds and the number of samples of each rank. There
-    is an entry for each step. If ranks run different numbers of steps, replicas can be averaged
-    only after all of them, so one entry has the sums.
+    Each entry is a pair of arrays, [W]: the seconds and the number of samples of each rank. Usually
+    there is an entry for each step. If ranks run different numbers of steps, replicas can be
+    averaged only after the last step, so there is a single entry with the sums.
     """
     if work.planned is None:
         return list(zip(work.work_s, work.samples, strict=True))
