@@ -73,7 +73,7 @@ class Report(BaseModel):
         description="number of steps that are left out after each start of a policy", examples=[20]
     )
     coasted: int = Field(
-        description="number of steps that are left out because no controller planned them",
+        description="number of steps that are left out because no policy planned them",
         examples=[0],
     )
     overhead_s: float | None = Field(
