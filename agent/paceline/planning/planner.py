@@ -17,8 +17,8 @@ from paceline.planning.offer import offer
 from paceline.policies import Policy, Shuffle
 from paceline.wire import CONTROLLER, Plan, StepRecord
 
-# The same segment is planned again only after a pause of this many times the planning time.
-_SPARE = 5.0
+# A segment is planned again only after a pause of this many times the planning time.
+SPARE = 5.0
 
 
 class GapError(Exception):
@@ -32,13 +32,22 @@ class InvalidPlanError(Exception):
 class Planner:
     """Planner of an attempt's next segment, with a history and a window of feedback.
 
-    Not thread-safe. `source` is the `Plan.source` of the plans.
+    Not thread-safe.
+
+    Args:
+        history: the attempt's history.
+        window: its feedback.
+        source: `Plan.source` of the plans.
+        spare: a segment is planned again only after a pause of this many times the planning time.
     """
 
-    def __init__(self, history: History, window: Window, source: str = CONTROLLER) -> None:
+    def __init__(
+        self, history: History, window: Window, source: str = CONTROLLER, spare: float = SPARE
+    ) -> None:
         self.history = history
         self.window = window
         self._source = source
+        self._spare = spare
         self._policy: Policy | None = None
         self._version = -1
         # Plans of the next segment, oldest first, each with the shuffler's result.
@@ -94,7 +103,7 @@ class Planner:
             return False
         only_feedback = basis[:-1] == self._basis[:-1]
         return not only_feedback or (
-            time.monotonic() >= self._planned_at + _SPARE * self._plan_s[1]
+            time.monotonic() >= self._planned_at + self._spare * self._plan_s[1]
         )
 
     def _next_basis(self) -> tuple[int, ...]:

@@ -26,6 +26,13 @@ from paceline.planning.planner import Planner
 from paceline.policies.jit import interpret_until
 from paceline.wire import LOCAL, Hello, Plan, StepBatch
 
+# The ranks need the cores, so segments are planned again less often than by a controller.
+_SPARE = 25.0
+# The policy whose segments a leader makes without plans: equal local batches, in the epoch's order.
+PLAIN = "bsp"
+# Variable of a rank's environment: the policy with which the control plane started the run.
+FIRST_POLICY = "PACELINE_FIRST_POLICY"
+
 _plans = msgspec.msgpack.Decoder(Plan)
 _batches = msgspec.msgpack.Decoder(StepBatch)
 
@@ -115,7 +122,7 @@ def _plan_for(rank: Connection) -> None:
         rank.send(Failed(str(error), for_good=True))
         return
     interpret_until(policies.warm_up)
-    planner = Planner(*_attempt(begin), source=LOCAL)
+    planner = Planner(*_attempt(begin), source=LOCAL, spare=_SPARE)
     planner.use(policy, begin.policy.version)
     heard: SimpleQueue[Segment | Measured | None] = SimpleQueue()
     # A thread reads, because rank 0 does not read plans while it waits to write.

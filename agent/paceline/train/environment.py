@@ -6,12 +6,13 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from paceline import observation
 from paceline.core import reform
-from paceline.planning.process import PolicyInForce
+from paceline.planning.process import FIRST_POLICY, PLAIN, PolicyInForce
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,9 @@ class Environment:
     memory: Path | None = None
     # The policy with which rank 0 plans without a control plane; None: the script's.
     policy: PolicyInForce | None = None
+    # The policy with which the control plane started the run; None: no control plane, or a resumed
+    # run. It may not be installed here.
+    first_policy: PolicyInForce | None = None
     # True if PACELINE_SERVER, the address of a server, is set. Paceline's launchers do not pass
     # that variable to ranks.
     server: bool = False
@@ -67,7 +71,7 @@ class Environment:
         """
         environment = Environment.of_observed(variables)
         if observation.observed(variables):
-            return replace(environment.apart(), policy=PolicyInForce("bsp"))
+            return replace(environment.apart(), policy=PolicyInForce(PLAIN))
         return environment
 
     @staticmethod
@@ -91,6 +95,7 @@ class Environment:
             reform=Path(reforms) if reforms else None,
             memory=Path(memory) / f"{place}.json" if memory else None,
             policy=_policy(variables),
+            first_policy=_first_policy(variables),
             server=bool(variables.get("PACELINE_SERVER")),
         )
 
@@ -152,6 +157,17 @@ def _policy(variables: Mapping[str, str]) -> PolicyInForce | None:
         except msgspec.DecodeError as error:
             raise ValueError(f"PACELINE_POLICY must be a policy's name or JSON: {error}") from None
     return PolicyInForce.of(given, "PACELINE_POLICY")
+
+
+def _first_policy(variables: Mapping[str, str]) -> PolicyInForce | None:
+    text = variables.get(FIRST_POLICY)
+    if not text:
+        return None
+    try:
+        [(name, parameters)] = msgspec.json.decode(text, type=dict[str, dict[str, Any]]).items()
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ValueError(f"{FIRST_POLICY} must be JSON {{name: parameters}}: {error}") from None
+    return PolicyInForce(name, parameters)
 
 
 def _names(variables: Mapping[str, str], name: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from paceline.core.batch_limits.shapes import Shapes
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
 from paceline.data import Sharded, Stream
-from paceline.planning.process import PolicyInForce
+from paceline.planning.process import PLAIN, PolicyInForce
 from paceline.train import mesh as lanes
 from paceline.train import stacks
 from paceline.train.batch_limits.budgeting import (
@@ -230,7 +230,7 @@ class Session:
             settle(dataset, startup, environment),
             None if stream is None else StreamReader(stream, startup, terms.seed),
             prove,
-            None if startup.world == 1 or here.name == "bsp" else here,
+            None if startup.world == 1 or here.name == PLAIN else here,
         )
         self._loop = Loop(context, startup)
         batch_size = f"global_batch={batch}" if token_budget is None else f"{token_budget=:g}"

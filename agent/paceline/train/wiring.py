@@ -107,7 +107,7 @@ def connect(
                 exit_stack.callback(stream.close)
             if may_plan and hello is not None:
                 alone = stream is None
-                policy = context.policy if alone else None
+                policy = context.policy if alone else environment.first_policy
                 local = LocalPlanner(startup.store, hello, proposals, policy, alone=alone)
                 exit_stack.callback(local.close)
             leader = Leader(

@@ -15,6 +15,7 @@ import redis
 
 from paceline import observation
 from paceline.core.errors import PacelineError
+from paceline.planning.process import FIRST_POLICY
 from paceline.wire import COMMANDS_LENGTH, OBSERVED, Launch, commands
 from paceline.wire.bus import publish
 from paceline.wire.sealing import Secrets, seal
@@ -197,6 +198,9 @@ def _launch(run: str, new: NewRun, credentials: Credentials, node: str) -> Launc
     env, sealed = dict(new.env), b""
     if new.policy == OBSERVED:
         env[observation.VARIABLE] = "1"
+    # The policy of a resumed run may have changed, so rank 0 waits for a controller.
+    elif not new.first_attempt:
+        env[FIRST_POLICY] = msgspec.json.encode({new.policy: new.parameters}).decode()
     if new.signed:
         keys = credentials.keys
         sealed = seal(Secrets(env, credentials.bus, keys.of_run(run)), keys.of_node(node))

@@ -32,12 +32,12 @@ from paceline.node.session import check_bus, of_run
 from paceline.node.starting.progress import ProgressPoller
 from paceline.node.starting.screen import Screen, shown
 from paceline.node.supervisor import Supervisor, check
-from paceline.planning.process import PolicyInForce
+from paceline.planning.process import FIRST_POLICY, PolicyInForce
 from paceline.wire import OBSERVED, EndRanks, Kill, Launch, State
 
 # Name of this supervisor in a `Record`.
 SUPERVISOR = "paceline run"
-# The policy of a run without a control plane.
+# The policy of a run if none is given, with and without a control plane.
 _DEFAULT = "paceline"
 _TICK_S = 0.1
 # Maximum number of seconds to wait for the bus to accept further reports after the run has ended.
@@ -139,6 +139,10 @@ def train(
             launch = _with_policy(launch, choice, error)
         else:
             record.run = register(client, launch, {**choice, "node": node, "launch": False})
+            if (policy := choice.get("policy")) != OBSERVED:
+                first = {policy or _DEFAULT: choice.get("parameters") or {}}
+                env = {**launch.env, FIRST_POLICY: msgspec.json.encode(first).decode()}
+                launch = msgspec.structs.replace(launch, env=env)
             session = of_run(client, record.run)
             record.control = session.control
             link = stack.enter_context(Link(session))

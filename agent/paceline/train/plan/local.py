@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from torch.distributed import DistError
 
-from paceline.planning.process import Begin, Failed, Measured, PolicyInForce, Segment
+from paceline.planning.process import PLAIN, Begin, Failed, Measured, PolicyInForce, Segment
 from paceline.train.plan.proposals import Proposals
 from paceline.train.times_queue import QUEUE
 from paceline.wire import CONTROLLER, Adopted, Hello, Plan, Proposal
@@ -176,8 +176,11 @@ class LocalPlanner:
                 self._unanswered = None
         away = self._alone or (self._unanswered is not None and now - self._unanswered > AWAY_S)
         if self._child is None:
-            if away and self._policy not in (None, self._unusable) and now >= self._retry_at:
-                self._start(self._policy)
+            policy = self._policy
+            # Under `bsp`, a leader without plans makes the same segments.
+            useful = policy is not None and policy.name != PLAIN and policy != self._unusable
+            if away and useful and now >= self._retry_at:
+                self._start(policy)
         elif not away and self._newest is not None and self._newest.source == CONTROLLER:
             logger.info("a controller plans again, from segment %d", self._newest.seq)
             self._child.end()
