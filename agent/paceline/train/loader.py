@@ -244,7 +244,7 @@ class Loader:
     def _body(self, step: LocalStep, turn: LocalStep, batch: Any, data_s: float) -> Iterator[Any]:
         """Yield the batch to one iteration of the script's loop, if this rank trains the batch."""
         loop = self._loop
-        if turn.place:
+        if turn.micro_index:
             loop.begin_turn(turn, data_s)
         elif not loop.begin_step(step, data_s):
             return

@@ -61,7 +61,7 @@ class LocalStep(msgspec.Struct, frozen=True):
     # For a micro-batch: its weight in the mean over this rank's batch.
     share: float = 1.0
     # For a micro-batch: its index in the step, from 0.
-    place: int = 0
+    micro_index: int = 0
     # True if further micro-batches follow before the optimiser steps.
     more: bool = False
 
@@ -179,7 +179,7 @@ class PlanShard(msgspec.Struct, frozen=True, array_like=True):
 
 def _micro_batches(step: LocalStep, micro: list[MicroBatch]) -> Iterator[LocalStep]:
     end = 0
-    for place, each in enumerate(micro):
+    for micro_index, each in enumerate(micro):
         start, end = end, end + each.samples
         yield replace(
             step,
@@ -189,8 +189,8 @@ def _micro_batches(step: LocalStep, micro: list[MicroBatch]) -> Iterator[LocalSt
             longest=each.longest,
             weight=step.weight * each.share,
             share=each.share,
-            place=place,
-            more=place < len(micro) - 1,
+            micro_index=micro_index,
+            more=micro_index < len(micro) - 1,
         )
 
 

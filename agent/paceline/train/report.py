@@ -305,7 +305,7 @@ class Reporter:
         if self._open is not None and self._open.step == record.step:
             # Each micro-batch has the expected time of its whole step, so keep that time. Batches
             # that were taken over from other ranks have none, so record none for the step.
-            ett_s = record.ett_s if running.step.place else None
+            ett_s = record.ett_s if running.step.micro_index else None
             record = joined(self._open, record, ett_s, by_size=self._by_size)
         else:
             self._send_open()

@@ -66,7 +66,7 @@ def test_a_filler_has_no_metrics() -> None:
 
 
 def test_micro_batches_are_averaged_by_their_weights() -> None:
-    turns = ((step(1, 6.0, more=True), {"rate": 1.0}), (step(3, 2.0, place=1), {"rate": 0.0}))
+    turns = ((step(1, 6.0, more=True), {"rate": 1.0}), (step(3, 2.0, micro_index=1), {"rate": 0.0}))
     for by_size, mean in ((False, 0.25), (True, 0.75)):
         metrics, record = reported(by_size, *turns)
         assert metrics.values == {"rate": mean}

@@ -73,7 +73,7 @@ class MicroBatches(_UnevenLoops):
     def begin_turn(self, turn: LocalStep) -> None:
         """Find the script's schedules, to ignore their `step` before a step's last micro-batch."""
         gate = self._state.gate
-        if turn.place == 0 and gate.relaxed is not None:
+        if turn.micro_index == 0 and gate.relaxed is not None:
             self._schedules.look(gate.chosen())
         if turn.more:
             self._schedules.look(None)

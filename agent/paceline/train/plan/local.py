@@ -115,25 +115,33 @@ class LocalPlanner:
             os.close(self._woken)
 
     def _run(self) -> None:
-        try:
-            while not self._closing:
-                self._decide()
-                sources: list[Any] = [self._woken]
+        while not self._closing:
+            try:
+                self._turn()
+            # Training goes on without plans; the leader repeats the last split. Go on reading, so
+            # that the queue does not grow.
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
                 if self._child is not None:
-                    sources.append(self._child.connection)
-                ready = wait(sources, _READ_S if self._child is not None else _IDLE_READ_S)
-                if self._woken in ready:
-                    os.read(self._woken, 4096)
-                self._read_adopted()
-                self._read_times()
-                if self._child is not None and self._child.connection in ready:
-                    self._receive(self._child)
-        # Training goes on without plans; the leader repeats the last split.
-        except Exception as error:
-            logger.warning("rank 0 does not plan any more: %s", error, exc_info=error)
-        finally:
-            if self._child is not None:
-                self._child.end()
+                    self._lost(self._child, reason)
+                else:
+                    self._report(f"rank 0 does not plan: {reason}")
+                time.sleep(_READ_S)
+        if self._child is not None:
+            self._child.end()
+
+    def _turn(self) -> None:
+        self._decide()
+        sources: list[Any] = [self._woken]
+        if self._child is not None:
+            sources.append(self._child.connection)
+        ready = wait(sources, _READ_S if self._child is not None else _IDLE_READ_S)
+        if self._woken in ready:
+            os.read(self._woken, 4096)
+        self._read_adopted()
+        self._read_times()
+        if self._child is not None and self._child.connection in ready:
+            self._receive(self._child)
 
     def _read_adopted(self) -> None:
         while self._new:

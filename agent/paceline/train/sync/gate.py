@@ -190,10 +190,10 @@ class SyncGate:
     def begin_turn(self, step: LocalStep) -> None:
         """Begin an iteration of the script's loop, for a step's batch or a further micro-batch."""
         self._current.stepped_parameters.clear()
-        if step.place == 0:
+        if step.micro_index == 0:
             self._current.kept.clear()
             self._held_back = False
-        if step.more and step.place == 0:
+        if step.more and step.micro_index == 0:
             self._scales.keep()
         if self.relaxed is None and step.share != 1.0:
             for model in self.models:
