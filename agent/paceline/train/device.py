@@ -118,7 +118,7 @@ class Device:
         # A batch that was taken over from another rank has `planned`, the step for which it was
         # planned. That step's emulated delays apply to the batch.
         at = step.step if step.planned is None else step.planned
-        return self._seconds(at, Features(*batch), step.threads, delayed=step.place == 0)
+        return self._seconds(at, Features(*batch), step.threads, delayed=step.micro_index == 0)
 
     def trial(self, step: int, moments: tuple[float, float], *, overhead: bool = True) -> Hold:
         """Return a function that waits until the emulated device would have computed a trial batch.
