@@ -58,7 +58,9 @@ def hide(values: Iterable[str]) -> None:
 def hide_environment(environment: Mapping[str, str]) -> None:
     """Hide the values of a run's environment variables in this process's logs.
 
-    If a variable's name suggests a secret, its value is hidden even if it is a word.
+    If a variable's name suggests a secret, its value is hidden even if it is an ordinary word, a
+    path, or shorter than the values that `hide` hides. Not hidden are values with fewer than
+    `_LEAST_NAMED` characters, and settings such as `true` or `4096`.
     """
     named = (value for name, value in environment.items() if _SECRET_NAME.search(name))
     _remember(v for v in named if len(v) >= _LEAST_NAMED and not _SETTING.fullmatch(v))

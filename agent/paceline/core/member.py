@@ -130,7 +130,7 @@ class Member(Generic[G]):
         return self.waiting
 
     def arrived(self) -> None:
-        """Record that the oldest of the gradients under way to the host has arrived."""
+        """Record that the oldest of the gradients that are being copied to the host is there."""
         arrived = self._underway.pop(0)
         self._pending.append(arrived)
         self._update_ready(arrived[0])
@@ -140,7 +140,10 @@ class Member(Generic[G]):
         self.taken = self._progress.rounds_done
 
     def finish(self) -> None:
-        """Record that the rank has no more steps. No gradient may be under way to the host."""
+        """Record that the rank has no more steps.
+
+        The caller must first wait until no gradient is being copied to the host (the CPU).
+        """
         self.done = True
         self._ready_for = self._progress.rounds_done + self._progress.reducing
 

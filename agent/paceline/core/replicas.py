@@ -104,7 +104,7 @@ class Pushes:
         self._every = every
         # Number of all-reduce rounds that have been applied.
         self._applied = 0
-        # True while a push is under way, or its correction has not been applied.
+        # True from a push's beginning until the round with its correction has been applied.
         self._underway = False
 
     def applied(self, *, correction: bool, idle: bool) -> bool:

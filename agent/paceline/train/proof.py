@@ -224,7 +224,7 @@ class Judge:
 
     def __init__(self, arrangements: Arrangements, declared: str) -> None:
         self._arrangements, self._declared = arrangements, declared
-        # The sketch of each model's gradient in the trial ``whole``.
+        # For each model, the `Sketch` of its gradient on rank 0 in the trial ``whole``.
         self._whole: list[Tensor] = []
         # Relative differences from ``whole``, by trial and by setting.
         self._off: dict[str, dict[str, float]] = {}

@@ -52,7 +52,8 @@ _MUTATING = {
     *("setdefault", "__next__", "__setitem__", "load_state_dict", "register_buffer", "set_epoch"),
     *("add_scalar", "add_scalars", "info", "warning", "debug", "log_metrics", "set_postfix"),
     *("set_description", "unscale_", "advance"),
-    # Methods of a context that ends in another statement, such as `no_sync()` around several steps.
+    # Methods that enter a context manager in one statement and leave it in a later one, such as
+    # `no_sync()` around several steps.
     *("enter_context", "push", "callback", "__enter__", "__exit__", "close"),
 }
 _CONTAINERS = (list, dict, set, deque)

@@ -146,8 +146,9 @@ class UnwrappedModels:
     def refuse_mixed(self) -> None:
         """Raise a PacelineError if a forward pass would train on batches with different weights.
 
-        If another session that wraps no model has a batch in the loop, too, this session's model
-        trains on the batches of both sessions.
+        Two sessions may have a batch in the loop at the same time. If the other session wraps no
+        model, this session's model is assumed to train on both batches. It would then weight both
+        with this session's weight, which is wrong if the other session's weight differs.
         """
         if len(_watches) < 2:
             return

@@ -75,7 +75,7 @@ class Metrics(BaseModel):
 
 
 class BestValue(BaseModel):
-    """Best, least or greatest value of a metric over the evaluations, and its first occurrence."""
+    """Best, lowest or highest value of a metric in a run, and when it was first measured."""
 
     metric: str = Field(examples=["accuracy"])
     figure: Literal["best", "least", "greatest"] = Field(

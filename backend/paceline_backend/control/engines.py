@@ -257,7 +257,10 @@ class Attendant:
         return self._plane_id
 
     def claim(self, own: Sequence[EngineRun], left: Sequence[Leftover]) -> None:
-        """Claim runs with jobs to submit, and runs that may have no jobs left."""
+        """Claim runs with jobs to submit, and runs whose remaining jobs, if any, must be stopped.
+
+        The latter are runs that have ended or have moved to another backend.
+        """
         keys = {run.id: run.key for run in own if run.final or None in run.jobs.values()}
         keys |= {each.run: each.key for each in left if each.key is not None}
         self._claims.take(keys)

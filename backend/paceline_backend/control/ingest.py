@@ -204,8 +204,8 @@ class Ingest:
         self._settled_at = 0.0
         # By entry: number of tries that failed because of the bus.
         self._bus_failures: Counter[str] = Counter()
-        # Messages about the ends of runs, held back because the runs' own streams hold more
-        # entries.
+        # Messages about the ends of runs. Each is held back until all other entries of the run's
+        # own stream are stored or in the same batch, but for at most `_HOLD_S`.
         self._held: list[Received] = []
         self._idle_at = time.monotonic() + _IDLE_AFTER_S
         # The newest entry on `CHANGES` when an idle ingest last looked for new streams.

@@ -139,7 +139,10 @@ class IdleMonitor:
         except Exception:
             # If this thread fails, the workload stays BUSY, so that no pause of the worker is too
             # long.
-            log.exception("the idle monitor failed: pauses have their usual length from now on")
+            log.exception(
+                "the idle monitor failed: from now on, the worker checks for work as often as when "
+                "it is busy"
+            )
         finally:
             self.end()
 

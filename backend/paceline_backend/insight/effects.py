@@ -43,7 +43,7 @@ class ExpectedEffect:
     """Forecast of a switch's effect, made before the switch."""
 
     saving: float = Field(
-        description="forecast saving: 1 − time per unit of load after ÷ before the switch",
+        description="forecast saving: 1 − (time per unit of load after ÷ before the switch)",
         examples=[0.55],
     )
     low: float = Field(
@@ -69,7 +69,7 @@ class SwitchEffect:
     )
     known: bool = Field(description="true if the 95 % interval of `saving` excludes zero")
     saving: float | None = Field(
-        description="measured saving: 1 − time per unit of load after ÷ before the switch; "
+        description="measured saving: 1 − (time per unit of load after ÷ before the switch); "
         "null: too few steps",
         examples=[0.56],
     )

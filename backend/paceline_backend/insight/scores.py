@@ -70,7 +70,7 @@ class SwitchOutcome:
     ranks: int | None = Field(description="number of ranks of the run; null: unknown", examples=[8])
     forecast: ExpectedEffect = Field(description="forecast of the switch's effect")
     saving: float = Field(
-        description="measured saving: 1 − time per unit of load after ÷ before the switch",
+        description="measured saving: 1 − (time per unit of load after ÷ before the switch)",
         examples=[0.56],
     )
     low: float = Field(

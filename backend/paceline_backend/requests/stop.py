@@ -41,10 +41,10 @@ def stop(
 
     Raises:
         ConflictError: the run has ended, or has no agent that could kill its processes.
-        redis.RedisError: the bus is unavailable. If the bus failed after the ping, the stop is
-            already in the audit log, and the caller may retry. In this case, a run that had not
-            started counts as stopped, unless its agent reports that it has started the run
-            nevertheless.
+        redis.RedisError: the bus is unavailable. It is pinged before anything is written. If it
+            fails only after this ping, the stop is already in the audit log, and the caller may
+            retry. In this case, a run that had not started counts as stopped, unless its agent
+            reports that it has started the run nevertheless.
     """
     run = change.run
     with streams.answering(bus_url) as bus:

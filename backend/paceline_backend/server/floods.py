@@ -119,8 +119,8 @@ class Guard:
             if float(until) > now or self._measure([stream])[0].fullness(self.bounds) > 0.5:
                 continue
             name = user.decode()
-            # Change the hash and the user in one transaction, because `users.make` reads from the
-            # hash which users must stay off.
+            # Change the hash and the user in one transaction, because the hash tells `users.make`
+            # which users must stay switched off.
             pipeline = self._client.pipeline(transaction=True)
             pipeline.hdel(OFF, name)
             if self._exists(name):

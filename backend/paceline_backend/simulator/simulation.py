@@ -98,8 +98,8 @@ class TrainedSegment:
         If ranks share batches, they train the batches of a step at different times, so the
         segment's time is spread evenly over its steps. In other relaxed segments at whose end all
         ranks synchronise, the wait at the end is spread over the steps. If ranks do not synchronise
-        at the end, a step lasts from the previous step's end to its own end, each on the rank that
-        ends it last.
+        at the end, a step lasts from the time at which the last rank has ended the previous step to
+        the time at which the last rank has ended this step.
         """
         step_s = self.step_s
         if self._pooled:

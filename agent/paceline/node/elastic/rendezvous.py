@@ -165,8 +165,9 @@ class Together(DynamicRendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return the number of reasons for a new round; 0: the present round continues.
 
-        Each launcher that waits for a round or is gone counts as 1. Announcements that launchers
-        will leave count as 1 together. A RendezvousConnectionError is raised if the store is gone.
+        Each launcher that waits for a round or is gone counts as 1. If launchers have announced
+        that they will leave, this adds 1, however many they are. A RendezvousConnectionError is
+        raised if the store is gone.
         """
         waiting = int(super().num_nodes_waiting())
         try:

@@ -13,7 +13,7 @@ _APART_S = 1.0
 
 
 class FirstFailure(msgspec.Struct, frozen=True):
-    """The first failure of a node's ranks in a round."""
+    """The first failure of a node's ranks in a round of the rendezvous."""
 
     node: str
     # Time at which the failed rank last wrote to its log, on the node's clock. In a `RollEntry` and

@@ -35,7 +35,8 @@ Bools = npt.NDArray[np.bool_]
 # Before ordinary samples are sorted by size, uniform noise between - `_JITTER` and `_JITTER` is
 # added to the logarithm of their size, so that epochs differ.
 _JITTER = 0.3
-# Fraction of all samples, the smallest, that are expected to fill up bins with a very large sample.
+# A bin with a very large sample is expected to be filled up with small samples. Their expected cost
+# is the mean over the smallest samples: this fraction of all samples.
 _FILLERS = 0.2
 # Workers count as equally fast with a very large sample if their times for it are at most this
 # multiple of the fastest worker's.

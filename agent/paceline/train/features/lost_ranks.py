@@ -484,7 +484,7 @@ def _is_alive(process: int) -> bool:
 
 
 def _record(failure: str) -> None:
-    """Write why this process ends into the error file, which TorchElastic then reads."""
+    """Write into the error file why this process ends; TorchElastic reads that file."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         extra = {"py_callstack": "", "timestamp": str(int(time.time()))}
         with suppress(OSError):

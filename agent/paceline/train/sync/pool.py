@@ -103,7 +103,8 @@ class SharedBatches:
         self._least_limit = min(limits) if limits else None
         self._pace = Pace()
         self._clock, self._worked_at = clock, clock()
-        # Seconds per batch that each rank reported last, perhaps in an earlier span.
+        # Each rank's seconds per batch, as this rank last read them from that rank's queue, perhaps
+        # in an earlier span; 0: unknown.
         self._paces = [0.0] * world
         # Smoothed time of reading all queues, in seconds.
         self._read_s = 0.0
@@ -111,8 +112,8 @@ class SharedBatches:
         # This rank's entry in the store as last seen; None if unknown.
         self._mine: _Entry | None = None
         self._writes = 0
-        # The batches of other ranks' shards that this rank has read: for each rank, a list of
-        # batches for each span of the segment.
+        # By rank: the batches of the rank's shard, in one list for each span of the segment. Only
+        # shards that this rank has read from the store are included.
         self._spans: dict[int, list[list[LocalStep]]] = {}
 
     def begins(self, step: LocalStep, *, may_leave: bool) -> bool:

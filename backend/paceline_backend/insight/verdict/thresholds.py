@@ -76,9 +76,9 @@ class VerdictThresholds:
     # A rank's lowest level must cover this fraction of the steps to be its usual level. Chosen on
     # runs of the kind "slow at the beginning, then recovered".
     usual_share: float = 0.25
-    # Slowness counts as lasting only if the rank's median time since its start is more than this
-    # many standard errors above the rank's usual time. docs/verdicts.md states this value. Chosen
-    # on runs of the kind "few steps".
+    # Slowness counts as lasting only if the rank's median time since the slowness began is more
+    # than this many standard errors above the rank's usual time. docs/verdicts.md states this
+    # value. Chosen on runs of the kind "few steps".
     sure_errors: float = 5.0  # standard errors
     # A span with fewer than this many steps is a pause, which takes equally long at any speed of
     # the rank. Chosen on runs of the kind "two: slow rank, and a noisy neighbour on another that is

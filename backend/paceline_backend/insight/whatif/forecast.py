@@ -367,8 +367,9 @@ def _preset(
 def _interval(mean: float, draws: Floats, shifts: Floats, fit_error: float) -> tuple[float, float]:
     """Return the 95 % interval around `mean`.
 
-    `draws` are bootstrap draws of the mean. `shifts` are logarithms of the mean with other models ÷
-    the mean with the fitted models. `fit_error` is the relative error of the models.
+    `draws` are bootstrap draws of the mean. `shifts` has log(m' ÷ m) for each simulation with other
+    models than the fitted ones: m' is the mean in this simulation, and m the mean with the fitted
+    models, over the same number of steps. `fit_error` is the relative error of the models.
     """
     sampled = float(np.std(draws)) / mean
     modelled = float(np.sqrt(np.mean(shifts**2))) if len(shifts) else 0.0

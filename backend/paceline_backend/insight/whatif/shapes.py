@@ -68,7 +68,11 @@ class Shape:
 
 
 def shape(models: Models, measured: MeasuredSteps) -> Shape:
-    """Fit the shape that explains the steps of all ranks best.
+    """Fit the costs per sample and per step that all ranks share; return them as a `Shape`.
+
+    The shape is one formula for the computing time of a batch on any rank, from the batch's
+    effective load and number of samples. In the formula, ranks differ only in speed. The fit
+    minimises the errors over the steps of all ranks, or of `shape_ranks` ranks if there are more.
 
     `models` were fitted rank by rank. They define the effective load of a batch. `measured` must
     contain only steps in which no rank's speed changed.

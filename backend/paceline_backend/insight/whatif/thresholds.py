@@ -64,9 +64,10 @@ class ForecastThresholds:
     # The fit clips residuals to this many σ. Chosen on runs of the kind "Noisy neighbours: on a few
     # ranks other jobs come and go by chance, for some steps each".
     clipped_sigmas: float = 4.0  # σ
-    # If the errors of the shape are more than this many times the errors of the ranks' own models,
-    # ranks keep their own costs. Chosen on runs of the kind "Devices that differ in each cost of
-    # their own, in no groups".
+    # The shape is one formula for the computing times of all ranks, with a speed for each rank. If
+    # its errors are more than this many times the errors of the models that were fitted rank by
+    # rank, these models are used instead. Chosen on runs of the kind "Devices that differ in each
+    # cost of their own, in no groups".
     worse_shape: float = 1.1
 
     # --- Simulations (`simulate`, `resampled`).

@@ -61,6 +61,8 @@ class Prices(NamedTuple):
 class Bodies:
     """The batches that each rank trains in a span of R steps, one after the other.
 
+    `paceline.core.pool` defines spans.
+
     Arrays are [N, W]. N is the maximum number of batches of a rank, but at least 1.
     """
 
@@ -120,7 +122,7 @@ class Dealing(Protocol):
         ...
 
     def pool(self, bodies: Bodies) -> None:
-        """Record the batches that each rank trains in a span of steps.
+        """Record the batches that each rank trains in a span.
 
         `SimulatedPool` calls this once for each span in which batches differ from the plan.
         """
@@ -150,7 +152,8 @@ class Work:
     dealing: Dealing | None = None
     # Each rank's number of steps; None: S.
     steps: Ints | None = None  # [W]
-    # Number of steps of the span, if ranks run different numbers of steps; None: S.
+    # Number of steps of the plan that the ranks' steps replace, if ranks run different numbers of
+    # steps; None: S.
     planned: int | None = None
 
     @property
@@ -209,7 +212,7 @@ class SimulatedTimeline:
     A rank's step consists of its work (`work_s`, as in `Work`), then `wait_s`, then
     `communication_s`. If a rank continues to compute while gradients are exchanged,
     `communication_s` is 0. If ranks run different numbers of steps, the last row has each rank's
-    wait at the end of the span, also for ranks with fewer steps.
+    wait at the end of these steps, also for ranks with fewer steps.
     """
 
     work_s: Floats

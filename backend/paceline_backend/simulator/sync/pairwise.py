@@ -122,7 +122,7 @@ class _Answering:
     """A rank that answers one request at a time, also while it computes."""
 
     def __init__(self) -> None:
-        # Spans of time in which the rank answers, ascending.
+        # Intervals of time in which the rank answers, ascending.
         self._taken: list[tuple[float, float]] = []
         # Ends of the rank's steps, ascending.
         self._ended_at: list[float] = []

@@ -34,8 +34,8 @@ class SimulatedAveraging:
             replicas are averaged only at an epoch's end.
         parts: number of parts of the parameters, which are averaged one after the other.
         overlap: number of steps that ranks run while a mean is being exchanged. If ranks share
-            batches, the mean is applied at the end of the span of steps that includes the last of
-            these steps.
+            batches, the mean is applied at the end of the span that includes the last of these
+            steps.
         keep: fraction of its own parameters that a rank keeps when a mean is applied that was
             exchanged during `overlap` steps.
     """

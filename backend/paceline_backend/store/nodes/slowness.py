@@ -81,7 +81,7 @@ def name(connection: sa.Connection, slow: Slow) -> Slow:
 
 
 def clear(connection: sa.Connection, run: int) -> None:
-    """Record that verdicts no longer name a node of a run slow."""
+    """End the period in which verdicts name a node of the run slow, if there is one now."""
     c = slow_nodes.c
     mine = (c.run == run, c.ended_at.is_(None))
     connection.execute(sa.update(slow_nodes).where(*mine).values(ended_at=time.time()))
