@@ -2,7 +2,7 @@
 
 Ranks have emulated speeds, sizes are lognormal, and steps take about 0.1 s if they are balanced. In
 each pair both trainings run on the same machine, one after the other, in random order; an epoch's
-time is compared. Weights of both must agree with those of one process where the policy is exact.
+time is compared. Weights after it are compared, too: they are equal where the policy is exact.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Training script of `local.py`: a loop whose ranks have emulated speeds.
 
-Rank 0 writes, for each epoch, its duration, the straggler effect of its steps, and the sources of
-its segments; each rank writes the samples that it trained.
+Each rank writes, for each epoch, its duration and the number of samples that it trained, and its
+weights at the end. Rank 0 also writes the number of steps by the source of their plan.
 """
 
 from __future__ import annotations

@@ -124,9 +124,21 @@ def test_wrong_options_are_named() -> None:
         partition([1, 2, 3], 2, limits=1)
     with pytest.raises(ValueError, match="speeds: they are of 3 ranks, not of 2"):
         partition([1, 2], 2, speeds=Speeds(3))
-    with pytest.raises(ValueError, match="limits: equal_count gives ranks 2 items"):
-        partition([1, 2, 3], 2, limits=[1, 2], equal_count=True)
+    with pytest.raises(ValueError, match="equal_count gives each rank 1 items"):
+        partition([1, 2, 3, 4, 5], 3, limits=[1, 1, 9], equal_count=True)
+    assert [len(part) for part in partition([1.0] * 5, 2, limits=[2, 3], equal_count=True)] == [
+        2,
+        3,
+    ]
+    assert [len(p) for p in partition([1.0] * 3, 2, speeds=[1, 10], equal_count=True)] == [1, 2]
 
 
 def test_no_items() -> None:
     assert [part.tolist() for part in partition([], 2)] == [[], []]
+
+
+def test_the_items_left_over_go_to_fast_ranks_with_room() -> None:
+    limited = partition([1.0] * 5, 2, limits=[2, 3], equal_count=True)
+    assert [len(part) for part in limited] == [2, 3]
+    fast = partition([1.0] * 3, 2, speeds=[1, 10], equal_count=True)
+    assert [len(part) for part in fast] == [1, 2]

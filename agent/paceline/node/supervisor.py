@@ -38,6 +38,7 @@ _PASSED_ON = (
     "PACELINE_CA_FILE",
     "PACELINE_EMULATE",
     "PACELINE_LOG_FORMAT",
+    "PACELINE_POLICY",
     "PACELINE_SPOOL_BYTES",
 )
 _log = logging.getLogger(__name__)

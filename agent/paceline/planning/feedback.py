@@ -1,6 +1,6 @@
 """Newest measurements of a run's ranks, from which predictors learn.
 
-The controller, `planning.load` and the simulator put records into a `Window`.
+Planners, `store.planning.load` and the simulator put records into a `Window`.
 `planning.offer` passes the feedback of the window's complete steps to the policy.
 """
 

@@ -1,8 +1,8 @@
 """State of an attempt: the samples left in its epoch, and the rank that holds each sample.
 
-The code that keeps a `History` calls `adopt` for each segment that ran; `planning.load` does so for
-the segments in the database. `planning.offer` requests the next `Problem`, the planner's input,
-from the history.
+The code that keeps a `History` calls `adopt` for each segment that ran; `store.planning.load` does
+so for the segments in the database. `planning.offer` requests the next `Problem`, the planner's
+input, from the history.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.core.cost import SUM, Cost
 from paceline.policies import Problem, Shuffle
@@ -272,6 +273,33 @@ class History:
             may_share = self.hello.uneven_steps and not self.hello.stream
             batches_known = not may_share or len(self.newest) == self.newest.maxlen
             self.lost = not (self._epoch_known and self._holder_known.all() and batches_known)
+
+    def restore(
+        self, used: npt.NDArray[np.bool_], holder: Ints, moves: Moves | None, planned: Plan | None
+    ) -> None:
+        """Set what the segments before the adopted ones have changed; see `followed.Followed`.
+
+        Args:
+            used: True for each sample that the epoch has used, [N].
+            holder: the rank that trained each sample last, [N]; -1: none.
+            moves: planned moves that take effect with the next epoch.
+            planned: the last segment that a policy planned.
+        """
+        if not self.hello.stream:
+            trained = holder >= 0
+            self._remaining = ~used
+            self._holder = np.where(trained, holder, self._holder)
+            if self._storage is not None:
+                loose = self._storage.loose & ~trained
+                self._storage = replace(self._storage, loose=loose)
+        if planned is not None:
+            self.feedback = planned.feedback
+            self._memory, self._before = (planned.version, planned.memory), None
+            self.anew = False
+            if moves is not None:
+                self._moves, self._moves_for = moves, (self.epoch + 1, planned.version)
+        self._epoch_known, self.lost = True, False
+        self._holder_known[:] = True
 
     def _lose_track(self) -> None:
         self.lost = True

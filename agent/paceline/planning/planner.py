@@ -137,7 +137,8 @@ class Planner:
         except Exception:
             history.forget_memory()
             raise
-        self._planned_at = time.monotonic()
-        self._plan_s = (self._plan_s[1], self._planned_at - since)
+        finally:
+            self._planned_at = time.monotonic()
+            self._plan_s = (self._plan_s[1], self._planned_at - since)
         self._plans.append((made, shuffle))
         return made

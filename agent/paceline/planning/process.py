@@ -8,24 +8,30 @@ socket or ends.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
 
 from paceline import policies
 from paceline.planning.feedback import Window
+from paceline.planning.followed import Followed
 from paceline.planning.history import History
 from paceline.planning.planner import Planner
 from paceline.policies.jit import interpret_until
+from paceline.policies.streams import problem_of
 from paceline.wire import LOCAL, Hello, Plan, StepBatch
 
+# Interval at which the process checks that rank 0 is alive.
+_ALIVE_S = 1.0
 # The ranks need the cores, so segments are planned again less often than by a controller.
 _SPARE = 25.0
 # The policy whose segments a leader makes without plans: equal local batches, in the epoch's order.
@@ -73,13 +79,13 @@ class Begin:
 
     Args:
         hello: description of the attempt.
-        adopted: the attempt's adopted segments, encoded, in order; the oldest may be missing.
+        followed: summary of the attempt's adopted segments.
         measured: the ranks' newest records, as encoded `StepBatch`es.
         policy: the policy in force.
     """
 
     hello: Hello
-    adopted: list[bytes]
+    followed: Followed
     measured: list[bytes]
     policy: PolicyInForce
 
@@ -108,6 +114,10 @@ class Failed:
 
 def main() -> None:
     """Plan an attempt for rank 0 until it closes the connection, whose number is the argument."""
+    # Launchers and batch systems send these signals to all processes of a job. Rank 0 may still
+    # train then, to save a checkpoint; this process ends with it.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     # Rank 0 may close its end, or end, at any time.
     with suppress(EOFError, ConnectionError):
         _plan_for(Connection(int(sys.argv[1])))
@@ -117,19 +127,31 @@ def _plan_for(rank: Connection) -> None:
     begin = rank.recv()
     assert isinstance(begin, Begin)
     try:
-        policy = policies.make(begin.policy.name, begin.policy.parameters)
+        policy = policies.make(begin.policy.name, begin.policy.parameters, begin.hello.world)
+        refused = policies.unsuited(policy, begin.hello.token_budget)
+        if begin.hello.stream:
+            refused = refused or problem_of(policy)
+        if refused is not None:
+            raise ValueError(refused)
     except ValueError as error:
         rank.send(Failed(str(error), for_good=True))
         return
     interpret_until(policies.warm_up)
     planner = Planner(*_attempt(begin), source=LOCAL, spare=_SPARE)
     planner.use(policy, begin.policy.version)
+    parent = os.getppid()
     heard: SimpleQueue[Segment | Measured | None] = SimpleQueue()
     # A thread reads, because rank 0 does not read plans while it waits to write.
     threading.Thread(target=_read, args=[rank, heard], daemon=True).start()
     while True:
         while not (planner.is_due() and heard.empty()):
-            message = heard.get()
+            try:
+                message = heard.get(timeout=_ALIVE_S)
+            except Empty:
+                # Another process may have inherited rank 0's end, so that no end of file comes.
+                if os.getppid() != parent:
+                    return
+                continue
             if message is None:
                 return
             _hear(planner, message)
@@ -151,12 +173,10 @@ def _read(rank: Connection, heard: SimpleQueue[Segment | Measured | None]) -> No
 
 
 def _attempt(begin: Begin) -> tuple[History, Window]:
-    history, window = History(begin.hello), Window(begin.hello.world, begin.hello.attempt)
-    for packed in begin.adopted:
-        history.adopt(_plans.decode(packed))
+    window = Window(begin.hello.world, begin.hello.attempt)
     for packed in begin.measured:
         window.add(_batches.decode(packed).records)
-    return history, window
+    return begin.followed.history(begin.hello), window
 
 
 def _hear(planner: Planner, message: Segment | Measured) -> None:

@@ -18,6 +18,7 @@ from paceline import observation
 from paceline.core import driver
 from paceline.core.errors import PacelineError
 from paceline.node.machine import default_name
+from paceline.planning.process import FIRST_POLICY
 from paceline.train.startup import place
 from paceline.wire.bus import is_loopback
 
@@ -25,9 +26,10 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPT = "PACELINE_ATTEMPT"
 _EMULATE = "PACELINE_EMULATE"
+_POLICY = "PACELINE_POLICY"
 _EVERYWHERE = (
     *("PACELINE_RUN", "PACELINE_BUS", "PACELINE_KEY", "PACELINE_SPOOL_BYTES"),
-    *("PACELINE_FIRST_ATTEMPT", _ATTEMPT, _EMULATE),
+    *("PACELINE_FIRST_ATTEMPT", _ATTEMPT, _EMULATE, _POLICY, FIRST_POLICY),
 )
 _PLACEMENT = "PACELINE_PLACEMENT"
 _DIRECTORIES = ("PACELINE_SPOOL", "PACELINE_MEMORY", "PACELINE_CHECKPOINTS")
@@ -79,7 +81,7 @@ def of_driver(environ: Mapping[str, str], adapter: str) -> dict[str, str] | None
         return None
     run = environ.get("PACELINE_RUN")
     if not run:
-        return _picked(environ, _EMULATE)
+        return _picked(environ, _EMULATE, _POLICY)
     if environ.get(driver.VARIABLE) != str(os.getpid()):
         logger.warning(
             "%s: run %s will not show these workers: only the process that `paceline run --driver` "
@@ -109,7 +111,7 @@ def variables_of(
     `given` is the result of `of_driver`. `starts` is the number of earlier starts of the ranks;
     each start is an attempt.
     """
-    alone = [_picked(given, _EMULATE)] * len(ranks)
+    alone = [_picked(given, _EMULATE, _POLICY)] * len(ranks)
     if "PACELINE_RUN" not in given:
         return alone
     if starts > int(given[driver.RESTARTS]):

@@ -52,8 +52,8 @@ class Environment:
     memory: Path | None = None
     # The policy with which rank 0 plans without a control plane; None: the script's.
     policy: PolicyInForce | None = None
-    # The policy with which the control plane started the run; None: no control plane, or a resumed
-    # run. It may not be installed here.
+    # The policy with which the control plane started the run; None: no control plane, or a later
+    # attempt, before which the policy may have been switched. It may not be installed here.
     first_policy: PolicyInForce | None = None
     # True if PACELINE_SERVER, the address of a server, is set. Paceline's launchers do not pass
     # that variable to ranks.
@@ -81,6 +81,7 @@ class Environment:
         first_attempt = _whole(variables, "PACELINE_FIRST_ATTEMPT", 0)
         restarts = _whole(variables, "TORCHELASTIC_RESTART_COUNT", 0)
         memory, place = variables.get("PACELINE_MEMORY"), _whole(variables, "LOCAL_RANK", 0)
+        attempt = _whole(variables, "PACELINE_ATTEMPT", first_attempt + restarts)
         return Environment(
             run=variables.get("PACELINE_RUN") or None,
             bus=variables.get("PACELINE_BUS") or None,
@@ -88,14 +89,14 @@ class Environment:
             spool=Path(spool) if spool else None,
             spool_bytes=_whole(variables, "PACELINE_SPOOL_BYTES", SPOOL_BYTES),
             emulate=variables.get("PACELINE_EMULATE") or None,
-            attempt=_whole(variables, "PACELINE_ATTEMPT", first_attempt + restarts),
+            attempt=attempt,
             first_attempt=first_attempt,
             max_restarts=_whole(variables, "TORCHELASTIC_MAX_RESTARTS", 0),
             placement=_names(variables, "PACELINE_PLACEMENT"),
             reform=Path(reforms) if reforms else None,
             memory=Path(memory) / f"{place}.json" if memory else None,
             policy=_policy(variables),
-            first_policy=_first_policy(variables),
+            first_policy=None if attempt else _first_policy(variables),
             server=bool(variables.get("PACELINE_SERVER")),
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
 import time
 from collections.abc import Sequence
@@ -18,15 +20,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 QUEUE = "paceline/times"
+_SIGNATURE_BYTES = 16
 # Minimum interval at which a rank sends its records, in seconds, and for each rank of the run: rank
 # 0 takes some 60 µs to read an entry of the queue.
 _SEND_S, _SEND_S_PER_RANK = 0.1, 1 / 300
 
 
 class TimesQueue:
-    """Sender of a rank's records to rank 0, through the ranks' store. For one thread."""
+    """Sender of a rank's records to rank 0, through the ranks' store. For one thread.
 
-    def __init__(self, store: Store, world: int) -> None:
+    Records are signed with the ranks' `key`, because any process that can connect to the store can
+    write there.
+    """
+
+    def __init__(self, store: Store, world: int, key: bytes) -> None:
+        self._key = key
         # A connection of its own, because other calls may block the store's connection.
         self._store: Any = store.clone()  # type: ignore[attr-defined]
         self._period_s = max(_SEND_S, _SEND_S_PER_RANK * world)
@@ -45,6 +53,17 @@ class TimesQueue:
         batch, self._records, self._next = StepBatch(self._records), [], now + self._period_s
         # The store ends with rank 0, and with it the need for records.
         try:
-            self._store.queue_push(QUEUE, msgspec.msgpack.encode(batch))
+            packed = msgspec.msgpack.encode(batch)
+            self._store.queue_push(QUEUE, _signature(packed, self._key) + packed)
         except (DistError, RuntimeError) as error:
             logger.debug("records were not sent to rank 0: %s", error)
+
+
+def opened(entry: bytes, key: bytes) -> bytes | None:
+    """Return the encoded `StepBatch` of a queue's entry; None if no rank has signed it."""
+    signature, packed = entry[:_SIGNATURE_BYTES], entry[_SIGNATURE_BYTES:]
+    return packed if hmac.compare_digest(signature, _signature(packed, key)) else None
+
+
+def _signature(packed: bytes, key: bytes) -> bytes:
+    return hashlib.blake2b(packed, key=key, digest_size=_SIGNATURE_BYTES).digest()

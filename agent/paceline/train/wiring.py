@@ -94,7 +94,7 @@ def connect(
                 rank,
                 context.device.memory,
                 PhaseMonitor(attempt, rank, activity),
-                TimesQueue(startup.store, startup.world) if may_plan else None,
+                TimesQueue(startup.store, startup.world, startup.key) if may_plan else None,
             )
             exit_stack.callback(emitter.close)
             if hello is not None:
@@ -108,7 +108,9 @@ def connect(
             if may_plan and hello is not None:
                 alone = stream is None
                 policy = context.policy if alone else environment.first_policy
-                local = LocalPlanner(startup.store, hello, proposals, policy, alone=alone)
+                local = LocalPlanner(
+                    startup.store, startup.key, hello, proposals, policy, alone=alone
+                )
                 exit_stack.callback(local.close)
             leader = Leader(
                 context,

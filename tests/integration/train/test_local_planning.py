@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -22,13 +23,14 @@ from paceline.planning.process import PolicyInForce
 from paceline.train.plan import local
 from paceline.train.plan.local import LocalPlanner
 from paceline.train.plan.proposals import Proposals
-from paceline.train.times_queue import QUEUE
-from paceline.wire import Adopted, Hello, Plan, Proposal, StepBatch, StepRecord
+from paceline.train.times_queue import QUEUE, TimesQueue
+from paceline.wire import Adopted, Hello, Plan, Proposal, StepRecord
 from support import local_planning
 from support.ranks import Ranks
 from support.waiting import until
 
 SAMPLES = 96
+KEY = b"key of the ranks"
 OPTIONS: dict[str, Any] = {"global_batch": 24, "seed": 3}
 
 
@@ -88,8 +90,9 @@ class Attempt:
             *("0", "2", "cpu"),
         )
         self.store, self.proposals = HashStore(), Proposals(0)
+        self.times = TimesQueue(self.store, 2, KEY)
         self.controller = Planner(History(self.hello), Window(2, 0))
-        self.local = LocalPlanner(self.store, self.hello, self.proposals, policy, alone=alone)
+        self.local = LocalPlanner(self.store, KEY, self.hello, self.proposals, policy, alone=alone)
 
     def adopt(self, plan: Plan) -> None:
         """The leader adopts a segment; both ranks report its steps."""
@@ -97,7 +100,8 @@ class Attempt:
         self.controller.adopt(plan)
         steps = range(plan.first_step, plan.first_step + plan.steps)
         records = [_record(plan, step, rank) for step in steps for rank in range(2)]
-        self.store.queue_push(QUEUE, msgspec.msgpack.encode(StepBatch(records)))
+        self.times.add(records)
+        self.times.send()
         self.controller.add(records)
 
     def controlled(self) -> Plan:
@@ -153,6 +157,54 @@ def test_a_controller_that_is_back_takes_over(away: Attempt) -> None:
     away.controlled()
     away.proposals.offer(Proposal(0, away.controller.plan(), "one", {"mode": "free"}))
     until(lambda: not local_planning.planners())
+
+
+def test_a_controller_that_answers_is_not_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its segments are shorter than the planner's pauses."""
+    monkeypatch.setattr(local, "AWAY_S", 0.3)
+    attempt = Attempt(PolicyInForce("paceline"), alone=False)
+    attempt.controller.use(policies.make("paceline"), 0)
+    try:
+        until_s = time.monotonic() + 3 * local.AWAY_S
+        while time.monotonic() < until_s:
+            attempt.controlled()
+            assert not local_planning.planners()
+    finally:
+        attempt.local.close()
+
+
+def test_nothing_is_planned_after_the_last_epoch_or_where_batches_must_be_equal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local, "AWAY_S", 0.0)
+    attempt = Attempt(PolicyInForce("paceline"), alone=True)
+    try:
+        until(local_planning.planners)
+        attempt.controller.use(policies.make("bsp"), 0)
+        attempt.adopt(msgspec.structs.replace(attempt.controller.plan(), source="equal"))
+        until(lambda: not local_planning.planners())
+    finally:
+        attempt.local.close()
+
+
+def test_a_switch_before_the_controller_went_away_again_counts(away: Attempt) -> None:
+    away.controlled()
+    away.planned_here()
+    away.controller.use(policies.make("lbb"), 4)
+    plan = away.controller.plan()
+    away.proposals.offer(Proposal(0, plan, "one"))
+    away.adopt(msgspec.structs.replace(plan, source="coast", policy="paceline", version=3))
+    made = away.planned_here()
+    while made.policy != "lbb":
+        made = away.planned_here()
+    assert (made.source, made.version) == ("local", 4)
+
+
+def test_a_record_that_no_rank_has_signed_is_ignored(
+    away: Attempt, caplog: pytest.LogCaptureFixture
+) -> None:
+    away.store.queue_push(QUEUE, b"x" * 40)
+    until(lambda: "it was not written by a rank" in caplog.text)
 
 
 def test_a_controllers_proposal_counts_before_a_local_one() -> None:

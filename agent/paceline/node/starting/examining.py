@@ -20,6 +20,7 @@ import msgspec
 from paceline.node import rundir
 from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor, check
+from paceline.planning.process import PLAIN
 from paceline.wire import Launch
 
 _INSIDE = Path(__file__).parents[2] / "train" / "doctor" / "inside.py"
@@ -81,6 +82,8 @@ def examine(launch: Launch, steps: int, timeout_s: float) -> list[Finding]:
             launch,
             script=str(_INSIDE),
             args=[str(reports), str(steps), launch.script, *launch.args],
+            # A planning process would compete with the ranks.
+            env={**launch.env, "PACELINE_POLICY": PLAIN},
         )
         record = Record(f"doctor-{secrets.token_hex(4)}", "here", "paceline doctor", "")
         supervisor = Supervisor(inside, rundir.open_data(Path(folder) / "data"), record, None)

@@ -216,7 +216,7 @@ def _with_policy(launch: Launch, choice: Mapping[str, Any], away: PacelineError)
         except ValueError as error:
             raise InputError(str(error)) from error
         env["PACELINE_POLICY"] = msgspec.json.encode(policy).decode()
-    say(f"{away}: training without a control plane; rank 0 balances the ranks")
+    say(f"{away}: training without a control plane")
     return msgspec.structs.replace(launch, env=env)
 
 

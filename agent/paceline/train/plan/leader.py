@@ -50,7 +50,7 @@ MOST_COASTED = 16
 # `MOST_COASTED` steps. On an overloaded machine planning takes seconds, in which small models train
 # for many steps.
 MOST_COASTED_S = 10.0
-# If there is no control plane, or local batches must stay equal, a coasted segment lasts at least
+# If nobody plans, or local batches must stay equal, a coasted segment lasts at least
 # `ALONE_S` seconds, but has at most `MOST_ALONE` steps. Planning it takes 0.5 ms. Segments may be
 # long then, because no switch of the policy waits for their end.
 ALONE_S, MOST_ALONE = 0.25, 64
@@ -92,7 +92,7 @@ class Leader:
             group read copies of the group's shards.
         start: position at which training begins; its `used` has the samples that the epoch used in
             earlier attempts.
-        proposals: the controller's proposals; None without a bus.
+        proposals: the plans of a controller or of rank 0; None: nobody plans.
         announce: called with each adopted segment.
         uneven: returns True if ranks may have different numbers of iterations of the script's loop.
     """

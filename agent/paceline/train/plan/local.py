@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from torch.distributed import DistError
 
+from paceline.planning.followed import Followed
 from paceline.planning.process import PLAIN, Begin, Failed, Measured, PolicyInForce, Segment
 from paceline.train.plan.proposals import Proposals
-from paceline.train.times_queue import QUEUE
+from paceline.train.times_queue import QUEUE, opened
 from paceline.wire import CONTROLLER, Adopted, Hello, Plan, Proposal
 
 if TYPE_CHECKING:
@@ -38,12 +39,16 @@ logger = logging.getLogger(__name__)
 _READ_S, _IDLE_READ_S = 0.1, 1.0
 # A controller is away if it has proposed nothing for this many seconds after a segment began.
 AWAY_S = 1.5
+# A controller that has proposed segments for this many seconds gets the planning back, even if each
+# proposal came too late.
+_BACK_S = 5.0
 # Pause before a planning process that ended is started again: first, and at most.
 _RETRY_S, _MOST_RETRY_S = 2.0, 60.0
 _CLOSE_S = 2.0
 # Number of newest entries of the queue that are kept for each rank.
 _KEPT = 64
-_PROGRAM = "from paceline.planning.process import main; main()"
+# `-P` keeps the script's directory, which may have modules named like Python's, off the path.
+_PROGRAM = [sys.executable, "-P", "-c", "from paceline.planning.process import main; main()"]
 # Planning uses one core: the ranks need the others.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -55,6 +60,7 @@ class LocalPlanner:
 
     Args:
         store: the ranks' store.
+        key: the key with which ranks sign their records.
         hello: description of the attempt.
         proposals: gets the plans.
         policy: the policy to begin with; None: the policy of the first controller that proposes a
@@ -65,6 +71,7 @@ class LocalPlanner:
     def __init__(
         self,
         store: Store,
+        key: bytes,
         hello: Hello,
         proposals: Proposals,
         policy: PolicyInForce | None,
@@ -72,17 +79,18 @@ class LocalPlanner:
         alone: bool,
     ) -> None:
         self._store: Any = store.clone()  # type: ignore[attr-defined]
+        self._key = key
         self._hello = hello
         self._proposals = proposals
         self._policy = policy
         self._alone = alone
-        # Encoded adopted segments of the current and the last epoch, each with its epoch.
-        self._adopted: deque[tuple[int, bytes]] = deque()
+        self._followed = Followed(hello)
         self._measured: deque[bytes] = deque(maxlen=_KEPT * hello.world)
         self._new: deque[Plan] = deque()
-        self._newest: Plan | None = None
         # Time of the first segment that was adopted after the controller's last proposal.
-        self._unanswered: float | None = None
+        self._unanswered_at: float | None = None
+        # Time at which a controller proposed a segment again while this rank planned.
+        self._back_at: float | None = None
         self._child: _Child | None = None
         self._retry_s, self._retry_at = _RETRY_S, 0.0
         # The policy that cannot be used here.
@@ -121,17 +129,13 @@ class LocalPlanner:
             # Training goes on without plans; the leader repeats the last split. Go on reading, so
             # that the queue does not grow.
             except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-                if self._child is not None:
-                    self._lost(self._child, reason)
-                else:
-                    self._report(f"rank 0 does not plan: {reason}")
+                self._lost(f"{type(error).__name__}: {error}")
                 time.sleep(_READ_S)
         if self._child is not None:
             self._child.end()
 
     def _turn(self) -> None:
-        self._decide()
+        self._start_or_end()
         sources: list[Any] = [self._woken]
         if self._child is not None:
             sources.append(self._child.connection)
@@ -140,59 +144,78 @@ class LocalPlanner:
             os.read(self._woken, 4096)
         self._read_adopted()
         self._read_times()
-        if self._child is not None and self._child.connection in ready:
+        if self._child is not None:
             self._receive(self._child)
 
     def _read_adopted(self) -> None:
         while self._new:
             plan = self._new.popleft()
-            packed = msgspec.msgpack.encode(plan)
-            self._newest = plan
-            if self._unanswered is None and plan.seq >= self._answered:
-                self._unanswered = time.monotonic()
-            while self._adopted and self._adopted[0][0] < plan.epoch - 1:
-                self._adopted.popleft()
-            self._adopted.append((plan.epoch, packed))
-            self._tell(Segment(packed))
-
-    @property
-    def _answered(self) -> int:
-        """The segment that a controller proposed last; -1: none."""
-        proposal = self._proposals.by_controller
-        return -1 if proposal is None else proposal.plan.seq
+            self._followed.adopt(plan)
+            heard_at = self._proposals.controller_at
+            if self._unanswered_at is None or self._unanswered_at < heard_at:
+                self._unanswered_at = time.monotonic()
+            if self._child is not None:
+                self._tell(Segment(msgspec.msgpack.encode(plan)))
 
     def _read_times(self) -> None:
         # Only this thread takes entries.
         try:
-            for _ in range(self._store.queue_len(QUEUE)):
-                packed = self._store.queue_pop(QUEUE, False)
-                self._measured.append(packed)
-                self._tell(Measured(packed))
+            entries = [
+                self._store.queue_pop(QUEUE, False) for _ in range(self._store.queue_len(QUEUE))
+            ]
         # Ranks may have closed the store.
         except (DistError, RuntimeError) as error:
             self._report(f"the ranks' times cannot be read: {error}")
+            return
+        for entry in entries:
+            packed = opened(entry, self._key)
+            if packed is None:
+                self._report("a record is ignored: it was not written by a rank")
+                continue
+            self._measured.append(packed)
+            self._tell(Measured(packed))
 
-    def _decide(self) -> None:
+    def _must_plan(self) -> bool:
+        """Return True if no controller plans the next segment."""
+        newest = self._followed.newest[-1] if self._followed.newest else None
+        if newest is not None:
+            epochs = self._hello.epochs
+            at_end = newest.epoch_end and epochs is not None and newest.epoch + 1 >= epochs
+            # Plans are ignored if local batches must be equal.
+            if at_end or newest.source == "equal":
+                return False
+        if self._alone:
+            return True
+        asked_at = self._unanswered_at
+        if asked_at is None or self._proposals.controller_at >= asked_at:
+            return False
+        return time.monotonic() - asked_at > AWAY_S
+
+    def _start_or_end(self) -> None:
         """Start the planning process if no controller plans, and end it if one does."""
-        now = time.monotonic()
-        proposal = self._proposals.by_controller
-        if proposal is not None:
+        if (proposal := self._proposals.by_controller) is not None:
             self._policy = PolicyInForce(
                 proposal.plan.policy, proposal.parameters, proposal.plan.version
             )
-            if self._newest is None or proposal.plan.seq > self._newest.seq:
-                self._unanswered = None
-        away = self._alone or (self._unanswered is not None and now - self._unanswered > AWAY_S)
-        if self._child is None:
+        must, child, now = self._must_plan(), self._child, time.monotonic()
+        if child is None:
             policy = self._policy
             # Under `bsp`, a leader without plans makes the same segments.
             useful = policy is not None and policy.name != PLAIN and policy != self._unusable
-            if away and useful and now >= self._retry_at:
+            if must and useful and now >= self._retry_at:
                 self._start(policy)
-        elif not away and self._newest is not None and self._newest.source == CONTROLLER:
-            logger.info("a controller plans again, from segment %d", self._newest.seq)
-            self._child.end()
-            self._child = None
+        elif must:
+            self._back_at = None
+            # A controller has proposed a segment of another policy before it went away again.
+            if child.policy != self._policy:
+                self._end_child()
+        else:
+            self._back_at = self._back_at or now
+            newest = self._followed.newest[-1] if self._followed.newest else None
+            took_over = newest is None or newest.source == CONTROLLER
+            if took_over or self._policy == self._unusable or now - self._back_at > _BACK_S:
+                logger.info("rank 0 stops planning")
+                self._end_child()
 
     def _start(self, policy: PolicyInForce | None) -> None:
         assert policy is not None
@@ -202,10 +225,14 @@ class LocalPlanner:
                 AWAY_S,
                 policy.name,
             )
+        self._back_at = None
         self._child = _Child(policy)
-        adopted = [packed for _, packed in self._adopted]
-        begin = Begin(self._hello, adopted, list(self._measured), policy)
-        self._tell(begin)
+        self._tell(Begin(self._hello, self._followed, list(self._measured), policy))
+
+    def _end_child(self) -> None:
+        if self._child is not None:
+            self._child.end()
+        self._child = self._back_at = None
 
     def _tell(self, message: object) -> None:
         if self._child is None:
@@ -213,14 +240,17 @@ class LocalPlanner:
         try:
             self._child.connection.send(message)
         except OSError as error:
-            self._lost(self._child, str(error))
+            self._lost(f"rank 0's planning process ended: {error}")
 
     def _receive(self, child: _Child) -> None:
         try:
             while self._child is child and child.connection.poll():
                 self._take(child, child.connection.recv())
+            # Another process may have inherited the other end, so that no end of file comes.
+            if self._child is child and child.has_ended():
+                raise EOFError
         except (EOFError, OSError) as error:
-            self._lost(child, str(error) or "it ended")
+            self._lost(f"rank 0's planning process ended: {error or 'unexpectedly'}")
 
     def _take(self, child: _Child, answer: bytes | Failed) -> None:
         if isinstance(answer, Failed):
@@ -228,19 +258,18 @@ class LocalPlanner:
             self._report(f"{what}: it repeats the last split")
             if answer.for_good:
                 self._unusable = child.policy
-                child.end()
-                self._child = None
+                self._end_child()
             return
         self._retry_s = _RETRY_S
         plan = _plans.decode(answer)
         self._proposals.offer(
-            Proposal(self._hello.attempt, plan, "rank 0", child.policy.parameters)
+            Proposal(self._hello.attempt, plan, "on rank 0", child.policy.parameters)
         )
 
-    def _lost(self, child: _Child, why: str) -> None:
-        child.end()
-        self._child = None
-        self._report(f"rank 0's planning process ended: {why}")
+    def _lost(self, reason: str) -> None:
+        """End the process, and start another after a pause."""
+        self._report(reason)
+        self._end_child()
         self._retry_at = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)
 
@@ -257,14 +286,18 @@ class _Child:
         self.policy = policy
         self.connection, of_child = Pipe()
         number = of_child.fileno()
-        program = [sys.executable, "-c", _PROGRAM, str(number)]
-        environment = {**os.environ, **_ONE_THREAD}
         try:
             self._process = subprocess.Popen(
-                program, pass_fds=[number], stdin=subprocess.DEVNULL, env=environment
+                [*_PROGRAM, str(number)],
+                pass_fds=[number],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **_ONE_THREAD},
             )
         finally:
             of_child.close()
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     def end(self) -> None:
         """End the process. It ends itself when its connection closes, unless it plans."""
