@@ -113,7 +113,7 @@ class Failed:
 
 
 def main() -> None:
-    """Plan an attempt for rank 0 until it closes the connection, whose number is the argument."""
+    """Plan an attempt until rank 0 closes the socket, whose descriptor is the argument."""
     # Launchers and batch systems send these signals to all processes of a job. Rank 0 may still
     # train then, to save a checkpoint; this process ends with it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
@@ -148,7 +148,7 @@ def _plan_for(rank: Connection) -> None:
             try:
                 message = heard.get(timeout=_ALIVE_S)
             except Empty:
-                # Another process may have inherited rank 0's end, so that no end of file comes.
+                # Another process may hold rank 0's side of the socket: then no end of file comes.
                 if os.getppid() != parent:
                     return
                 continue

@@ -168,8 +168,8 @@ class Loop(TrainingState):
     def begin_step(self, step: LocalStep, data_s: float) -> bool:
         """Begin a step whose batch is loaded; the script waited `data_s` seconds for the batch.
 
-        Return True if the loop's body must run on the batch. Otherwise another rank has taken the
-        batch over, or this rank has no batch in the step, and the step is done on this rank.
+        Return True if the loop's body must run on the batch. Otherwise the step is already over for
+        this rank: another rank has taken its batch over, or it has none.
         """
         assert self.wiring is not None
         for begin_step in self.on.begin_step:

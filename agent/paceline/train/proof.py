@@ -282,7 +282,7 @@ class Judge:
         return self._arrangements.trial(next(self._names))
 
     def _fitting(self) -> list[str]:
-        """Return the `loss_mean`s that give the gradient of ``whole`` in ``uneven`` and ``filler``.
+        """Return each `loss_mean` with which all other trials give the gradient of ``whole``.
 
         The session's own setting comes first, if it is among them.
         """
@@ -521,7 +521,7 @@ class Loading(Protocol):
 
 
 class Rehearsal:
-    """Run of the check's trials on this rank.
+    """Execution of the trials that check the script's loss, on this rank.
 
     During a trial, `CurrentStep.rehearsal` is this object, whose methods wrapped models and the
     gate call. `on_step` is called when an optimiser is about to step in a trial; the step has no

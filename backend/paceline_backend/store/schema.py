@@ -87,7 +87,7 @@ tokens = Table(
     Column("used_at", Double),
     # For an agent's token: the only node that may use it.
     Column("node", Text),
-    # For a browser: the id of the browser that requested its login link.
+    # For a browser's session: the session, perhaps of another browser, that requested its link.
     Column("via", Text),
     # For an agent's token: the only run whose nodes may use it.
     Column("run", Text),

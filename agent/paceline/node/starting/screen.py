@@ -139,7 +139,7 @@ class Terminal:
         self._draw()
 
     def tick(self) -> None:
-        """Draw the progress a few times a second."""
+        """Draw the progress, unless it was drawn just now; call this often."""
         if time.monotonic() - self._drawn_at >= _DRAW_S:
             self._draw()
 

@@ -51,7 +51,7 @@ _ROUND = 1e-10
 _CAP = 0.3
 # Smaller residuals count as this value when fits are compared.
 LEAST_RESIDUAL = 0.003
-# Number of a rank's first rows whose residuals are ignored when costs are compared.
+# When cost functions are compared, the residuals of this many first rows of each rank are ignored.
 _IGNORED_ROWS = 8
 
 # Indices into the array of a fit, which `_fit_rows` describes.

@@ -175,8 +175,8 @@ class Peers:
     def _serve(self, rank: int) -> None:
         try:
             self._send(self._answer(rank, self._receive(rank, _QUESTION)), rank, _ANSWER)
-        # `_close` makes all ranks fail: a rank that waits for the end gets the reason, and a rank
-        # that still sends a question gets an error.
+        # `_close` makes all ranks fail: a rank that waits for the segment's end receives the
+        # reason, and a rank that still asks gets a connection error.
         except RuntimeError as error:
             why = f"rank {rank} was lost during its exchange with rank {self._ranks.rank}"
             self._error = self._error or PacelineError(f"{why}: {error}")

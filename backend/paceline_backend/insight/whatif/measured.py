@@ -31,7 +31,7 @@ from paceline_backend.simulator.sync import Costs
 
 @dataclass(frozen=True)
 class RelaxedSpan:
-    """Rows of one segment in which ranks did not wait for each other in each step."""
+    """Rows of one segment with relaxed synchronisation."""
 
     # First row, and one past the last row.
     first: int
