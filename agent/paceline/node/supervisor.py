@@ -38,7 +38,6 @@ _PASSED_ON = (
     "PACELINE_CA_FILE",
     "PACELINE_EMULATE",
     "PACELINE_LOG_FORMAT",
-    "PACELINE_POLICY",
     "PACELINE_SPOOL_BYTES",
 )
 _log = logging.getLogger(__name__)
@@ -308,10 +307,12 @@ class Supervisor:
             )
 
     def _environment(self) -> dict[str, str]:
+        # A control plane chooses the policy of its runs.
+        passed_on = _PASSED_ON if self._ranks is not None else (*_PASSED_ON, "PACELINE_POLICY")
         env = {
             name: value
             for name, value in os.environ.items()
-            if name in _PASSED_ON or not name.startswith("PACELINE_")
+            if name in passed_on or not name.startswith("PACELINE_")
         }
         if self._launch.nproc > 1 and driver.VARIABLE not in self._launch.env:
             # As under torchrun, each rank gets one thread, because the ranks share the cores.

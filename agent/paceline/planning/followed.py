@@ -27,10 +27,11 @@ class Followed:
         self._used = np.zeros(samples, bool)
         if samples:
             self._used[np.frombuffer(hello.used, "<u4")] = True
-        # The rank that trained each sample last; -1: none in this attempt.
+        # The rank that each sample was trained by, or moved to, last; -1: none in this attempt.
         self._holder = np.full(samples, -1, np.int32)
-        # Moves that take effect with the next epoch.
-        self._moves: Moves | None = None
+        self._trained = np.zeros(samples, bool)
+        # Moves that take effect with the next epoch, with that epoch and the version of the policy.
+        self._moves: tuple[Moves, tuple[int, int]] | None = None
 
     def adopt(self, plan: Plan) -> None:
         """Add the next segment that the leader has adopted."""
@@ -43,7 +44,9 @@ class Followed:
             samples = plan.assignment.samples
             self._used[samples] = True
             self._holder[samples] = plan.assignment.ranks()
-            self._moves = plan.moves or self._moves
+            self._trained[samples] = True
+            if plan.moves is not None:
+                self._moves = plan.moves, (plan.epoch + 1, plan.version)
         if plan.epoch_end:
             self._begin_epoch(plan.epoch + 1)
 
@@ -51,7 +54,7 @@ class Followed:
         self._epoch = epoch
         self._used[:] = False
         if self._moves is not None:
-            samples, ranks = self._moves.arrays()
+            samples, ranks = self._moves[0].arrays()
             self._holder[samples], self._moves = ranks, None
 
     def history(self, hello: Hello) -> History:
@@ -61,5 +64,5 @@ class Followed:
             history.adopt(plan)
         if self.newest:
             holder = self._holder.astype(np.int64)
-            history.restore(self._used, holder, self._moves, self._planned)
+            history.restore(self._used, holder, self._trained, self._moves, self._planned)
         return history

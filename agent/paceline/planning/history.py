@@ -21,6 +21,8 @@ from paceline.policies.solve.nodes import dealt
 from paceline.policies.solve.order import remaining_in_order
 from paceline.wire import PLANNED, Hello, Moves, Plan
 
+Bools = npt.NDArray[np.bool_]
+
 # `load` reads records of at most this many steps after the adopted segments. Ranks report each step
 # immediately, so their records may arrive before the segment is adopted.
 AHEAD = 4096  # steps
@@ -275,30 +277,39 @@ class History:
             self.lost = not (self._epoch_known and self._holder_known.all() and batches_known)
 
     def restore(
-        self, used: npt.NDArray[np.bool_], holder: Ints, moves: Moves | None, planned: Plan | None
+        self,
+        used: Bools,
+        holder: Ints,
+        trained: Bools,
+        moves: tuple[Moves, tuple[int, int]] | None,
+        planned: Plan | None,
     ) -> None:
         """Set what the segments before the adopted ones have changed; see `followed.Followed`.
 
+        The shuffler's last result stays unknown, so the shuffler must run before the next segment.
+
         Args:
             used: True for each sample that the epoch has used, [N].
-            holder: the rank that trained each sample last, [N]; -1: none.
-            moves: planned moves that take effect with the next epoch.
+            holder: the rank that holds each sample, [N]; -1: as at the attempt's start.
+            trained: True for each sample that this attempt has trained, [N].
+            moves: planned moves that take effect with the next epoch, with that epoch and the
+                policy version that planned them.
             planned: the last segment that a policy planned.
         """
         if not self.hello.stream:
-            trained = holder >= 0
             self._remaining = ~used
-            self._holder = np.where(trained, holder, self._holder)
+            self._holder = np.where(holder >= 0, holder, self._holder)
             if self._storage is not None:
                 loose = self._storage.loose & ~trained
                 self._storage = replace(self._storage, loose=loose)
         if planned is not None:
             self.feedback = planned.feedback
             self._memory, self._before = (planned.version, planned.memory), None
-            self.anew = False
-            if moves is not None:
-                self._moves, self._moves_for = moves, (self.epoch + 1, planned.version)
-        self._epoch_known, self.lost = True, False
+        self._moves, self._moves_for = (None, (-1, -1)) if moves is None else moves
+        self._placement = self._order = self._shuffled_for = None
+        self._shuffled_seq = -1
+        self.anew = self.lost = False
+        self._epoch_known = True
         self._holder_known[:] = True
 
     def _lose_track(self) -> None:

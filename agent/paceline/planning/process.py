@@ -114,16 +114,17 @@ class Failed:
 
 def main() -> None:
     """Plan an attempt until rank 0 closes the socket, whose descriptor is the argument."""
+    parent = os.getppid()
     # Launchers and batch systems send these signals to all processes of a job. Rank 0 may still
     # train then, to save a checkpoint; this process ends with it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     # Rank 0 may close its end, or end, at any time.
     with suppress(EOFError, ConnectionError):
-        _plan_for(Connection(int(sys.argv[1])))
+        _plan_for(Connection(int(sys.argv[1])), parent)
 
 
-def _plan_for(rank: Connection) -> None:
+def _plan_for(rank: Connection, parent: int) -> None:
     begin = rank.recv()
     assert isinstance(begin, Begin)
     try:
@@ -139,8 +140,7 @@ def _plan_for(rank: Connection) -> None:
     interpret_until(policies.warm_up)
     planner = Planner(*_attempt(begin), source=LOCAL, spare=_SPARE)
     planner.use(policy, begin.policy.version)
-    parent = os.getppid()
-    heard: SimpleQueue[Segment | Measured | None] = SimpleQueue()
+    heard: SimpleQueue[Segment | Measured] = SimpleQueue()
     # A thread reads, because rank 0 does not read plans while it waits to write.
     threading.Thread(target=_read, args=[rank, heard], daemon=True).start()
     while True:
@@ -152,8 +152,6 @@ def _plan_for(rank: Connection) -> None:
                 if os.getppid() != parent:
                     return
                 continue
-            if message is None:
-                return
             _hear(planner, message)
         try:
             made = planner.plan()
@@ -164,12 +162,13 @@ def _plan_for(rank: Connection) -> None:
             rank.send(msgspec.msgpack.encode(made))
 
 
-def _read(rank: Connection, heard: SimpleQueue[Segment | Measured | None]) -> None:
+def _read(rank: Connection, heard: SimpleQueue[Segment | Measured]) -> None:
     try:
         while True:
             heard.put(rank.recv())
+    # Rank 0 has closed its side, or has ended. A plan that is being made is of no use any more.
     except (EOFError, OSError):
-        heard.put(None)
+        os._exit(0)
 
 
 def _attempt(begin: Begin) -> tuple[History, Window]:

@@ -29,7 +29,7 @@ _EMULATE = "PACELINE_EMULATE"
 _POLICY = "PACELINE_POLICY"
 _EVERYWHERE = (
     *("PACELINE_RUN", "PACELINE_BUS", "PACELINE_KEY", "PACELINE_SPOOL_BYTES"),
-    *("PACELINE_FIRST_ATTEMPT", _ATTEMPT, _EMULATE, _POLICY, FIRST_POLICY),
+    *("PACELINE_FIRST_ATTEMPT", _ATTEMPT, _EMULATE, FIRST_POLICY),
 )
 _PLACEMENT = "PACELINE_PLACEMENT"
 _DIRECTORIES = ("PACELINE_SPOOL", "PACELINE_MEMORY", "PACELINE_CHECKPOINTS")
@@ -89,7 +89,7 @@ def of_driver(environ: Mapping[str, str], adapter: str) -> dict[str, str] | None
             adapter,
             run,
         )
-        return _picked(environ, _EMULATE)
+        return _picked(environ, _EMULATE, _POLICY)
     if run in _taken:
         logger.warning(
             "this script's first %s uses run %s: the workers of any further %s train without a "
@@ -98,9 +98,9 @@ def of_driver(environ: Mapping[str, str], adapter: str) -> dict[str, str] | None
             run,
             adapter,
         )
-        return _picked(environ, _EMULATE)
+        return _picked(environ, _EMULATE, _POLICY)
     _taken.add(run)
-    return _picked(environ, *_EVERYWHERE, *_BESIDE, _PLACEMENT, driver.RESTARTS)
+    return _picked(environ, *_EVERYWHERE, *_BESIDE, _PLACEMENT, _POLICY, driver.RESTARTS)
 
 
 def variables_of(
@@ -135,7 +135,10 @@ def variables_of(
             bus,
         )
     attempt = str(int(given[_ATTEMPT]) + starts)
-    variables = _picked(given, *_EVERYWHERE) | {_ATTEMPT: attempt, _PLACEMENT: json.dumps(nodes)}
+    variables = _picked(given, *_EVERYWHERE, _POLICY) | {
+        _ATTEMPT: attempt,
+        _PLACEMENT: json.dumps(nodes),
+    }
     beside = variables | _picked(given, *_BESIDE)
     return [beside if rank.beside_driver else variables for rank in ranks]
 

@@ -135,7 +135,8 @@ def test_launch_goes_to_the_least_busy_live_node(
     ]
     run = create(client, env={"K": "v"}, cwd="/x", max_restarts=2).json()
     assert run["node"] == "idle"
-    launch = Launch("/x/train.py", [], 2, {"K": "v"}, "/x", 2)
+    env = {"K": "v", "PACELINE_FIRST_POLICY": '{"paceline":{}}'}
+    launch = Launch("/x/train.py", [], 2, env, "/x", 2)
     assert entries(bus_url, commands("idle")) == [(run["id"], launch)]
     assert create(client, node="busy").json()["node"] == "busy"
     refused = create(client, node="gone")

@@ -71,7 +71,7 @@ def test_a_launch_is_read_by_its_node_only(
     launch = launched(bus, "here", key)
     assert launch.env == {}
     secrets = unseal(launch.sealed, key)
-    assert secrets.env == {"TOKEN": "open-sesame"}
+    assert secrets.env == {"TOKEN": "open-sesame", "PACELINE_FIRST_POLICY": '{"paceline":{}}'}
     assert secrets.key == Keys(meta.secret(store)).of_run(run)
     assert f"paceline-run-{run}:" in secrets.bus
     with connect(secrets.bus) as rank:
@@ -95,7 +95,8 @@ def test_a_launch_for_an_agent_without_a_session_is_not_sealed(
     body = {"script": "train.py", "nproc": 1, "env": {"A": "b"}}
     web.post("/api/v1/runs", json=body).raise_for_status()
     launch = launched(bus, "old", None)
-    assert (launch.env, launch.sealed) == ({"A": "b"}, b"")
+    env = {"A": "b", "PACELINE_FIRST_POLICY": '{"paceline":{}}'}
+    assert (launch.env, launch.sealed) == (env, b"")
 
 
 def test_a_session_of_a_run(web: httpx.Client, store: Store, bus: redis.Redis) -> None:

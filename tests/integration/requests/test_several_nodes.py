@@ -40,7 +40,8 @@ def test_a_run_is_launched_on_several_nodes(
         assert isinstance(order, Launch)
         assert (order.nproc, order.nodes_min, order.nodes_max, order.env) == (2, 2, 3, {})
         secrets = unseal(order.sealed, keys.of_node(node))
-        assert (secrets.env, secrets.key) == ({"TOKEN": "secret"}, keys.of_run(run["id"]))
+        env = {"TOKEN": "secret", "PACELINE_FIRST_POLICY": '{"paceline":{}}'}
+        assert (secrets.env, secrets.key) == (env, keys.of_run(run["id"]))
     assert orders(bus, "a-old") == []
 
 

@@ -83,10 +83,12 @@ def _record(plan: Plan, step: int, rank: int) -> StepRecord:
 class Attempt:
     """An attempt of two ranks without ranks: a test plays the leader and the controller."""
 
-    def __init__(self, policy: PolicyInForce | None, *, alone: bool) -> None:
+    def __init__(
+        self, policy: PolicyInForce | None, *, alone: bool, epochs: int | None = None
+    ) -> None:
         sizes = np.linspace(1.0, 5.0, 64)
         self.hello = Hello(
-            *(0, 2, 8, 0, sizes.astype("<f8").tobytes(), "samples", False, None, 2, 1.0),
+            *(0, 2, 8, 0, sizes.astype("<f8").tobytes(), "samples", False, epochs, 2, 1.0),
             *("0", "2", "cpu"),
         )
         self.store, self.proposals = HashStore(), Proposals(0)
@@ -173,9 +175,20 @@ def test_a_controller_that_answers_is_not_away(monkeypatch: pytest.MonkeyPatch) 
         attempt.local.close()
 
 
-def test_nothing_is_planned_after_the_last_epoch_or_where_batches_must_be_equal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nothing_is_planned_after_the_last_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "AWAY_S", 0.0)
+    attempt = Attempt(PolicyInForce("paceline"), alone=True, epochs=1)
+    try:
+        until(local_planning.planners)
+        attempt.controller.use(policies.make("bsp"), 0)
+        while not attempt.controller.history.finished:
+            attempt.adopt(msgspec.structs.replace(attempt.controller.plan(), source="coast"))
+        until(lambda: not local_planning.planners())
+    finally:
+        attempt.local.close()
+
+
+def test_nothing_is_planned_where_batches_must_be_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "AWAY_S", 0.0)
     attempt = Attempt(PolicyInForce("paceline"), alone=True)
     try:

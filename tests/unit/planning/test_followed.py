@@ -47,6 +47,8 @@ def test_the_history_is_that_of_who_saw_all_segments(
     if segments == leaves + 1:
         return  # The early end is known with the next epoch's first segment.
     assert not restored.lost
+    assert not restored.anew
+    assert restored.must_shuffle(2), "the shuffler's last result is unknown"
     assert (restored.seq, restored.step, restored.epoch) == (
         (history.seq, history.step, history.epoch)
     )

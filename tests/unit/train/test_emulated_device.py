@@ -17,7 +17,7 @@ EMULATE = '{"a_s": [0.5, 1], "b_s": [3, 3], "delay_s": [10, 10]}'
 def test_a_delay_counts_once_in_a_step_of_several_micro_batches() -> None:
     device = Device(EMULATE, 1, 2)
     assert device.begin(STEP) == pytest.approx(4 * 1 + 3 + 10)
-    assert device.begin(replace(STEP, place=1)) == pytest.approx(4 * 1 + 3)
+    assert device.begin(replace(STEP, micro_index=1)) == pytest.approx(4 * 1 + 3)
 
 
 @pytest.mark.parametrize(("overhead", "expected"), [(True, 2 * 3 * 0.5 + 3 + 10), (False, 3.0)])

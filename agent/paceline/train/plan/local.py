@@ -45,9 +45,11 @@ _BACK_S = 5.0
 # Pause before a planning process that ended is started again: first, and at most.
 _RETRY_S, _MOST_RETRY_S = 2.0, 60.0
 _CLOSE_S = 2.0
-# Number of newest entries of the queue that are kept for each rank.
-_KEPT = 64
-# `-P` keeps the script's directory, which may have modules named like Python's, off the path.
+# Size of the newest entries of the queue that are kept for each rank: over 100 records.
+_KEPT_BYTES = 16_384
+# A controller answers if it proposes one of the next segments, or is at most this many late.
+_LATE = 2
+# `-P` keeps the current directory, which may have modules named like Python's, off the path.
 _PROGRAM = [sys.executable, "-P", "-c", "from paceline.planning.process import main; main()"]
 # Planning uses one core: the ranks need the others.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -85,9 +87,15 @@ class LocalPlanner:
         self._policy = policy
         self._alone = alone
         self._followed = Followed(hello)
-        self._measured: deque[bytes] = deque(maxlen=_KEPT * hello.world)
-        self._new: deque[Plan] = deque()
-        # Time of the first segment that was adopted after the controller's last proposal.
+        # Entries of the queue, and their total size.
+        self._measured: deque[bytes] = deque()
+        self._measured_bytes = 0
+        # Adopted segments, each with the time of its adoption.
+        self._new: deque[tuple[float, Plan]] = deque()
+        # The controller's last proposal for a segment that was not long past, and its time.
+        self._answer: Proposal | None = None
+        self._answered_at = 0.0
+        # Time of the first segment that was adopted after that proposal.
         self._unanswered_at: float | None = None
         # Time at which a controller proposed a segment again while this rank planned.
         self._back_at: float | None = None
@@ -105,7 +113,7 @@ class LocalPlanner:
 
     def adopted(self, adopted: Adopted) -> None:
         """Hear that the leader has adopted a segment. Thread-safe."""
-        self._new.append(adopted.plan)
+        self._new.append((time.monotonic(), adopted.plan))
         self._wake_up()
 
     def _wake_up(self) -> None:
@@ -149,11 +157,10 @@ class LocalPlanner:
 
     def _read_adopted(self) -> None:
         while self._new:
-            plan = self._new.popleft()
+            at, plan = self._new.popleft()
             self._followed.adopt(plan)
-            heard_at = self._proposals.controller_at
-            if self._unanswered_at is None or self._unanswered_at < heard_at:
-                self._unanswered_at = time.monotonic()
+            if self._unanswered_at is None or self._unanswered_at < self._answered_at:
+                self._unanswered_at = at
             if self._child is not None:
                 self._tell(Segment(msgspec.msgpack.encode(plan)))
 
@@ -173,11 +180,14 @@ class LocalPlanner:
                 self._report("a record is ignored: it was not written by a rank")
                 continue
             self._measured.append(packed)
+            self._measured_bytes += len(packed)
+            while self._measured_bytes > _KEPT_BYTES * self._hello.world:
+                self._measured_bytes -= len(self._measured.popleft())
             self._tell(Measured(packed))
 
     def _must_plan(self) -> bool:
         """Return True if no controller plans the next segment."""
-        newest = self._followed.newest[-1] if self._followed.newest else None
+        newest = self._newest
         if newest is not None:
             epochs = self._hello.epochs
             at_end = newest.epoch_end and epochs is not None and newest.epoch + 1 >= epochs
@@ -187,21 +197,34 @@ class LocalPlanner:
         if self._alone:
             return True
         asked_at = self._unanswered_at
-        if asked_at is None or self._proposals.controller_at >= asked_at:
+        if asked_at is None or self._answered_at >= asked_at:
             return False
         return time.monotonic() - asked_at > AWAY_S
 
+    @property
+    def _newest(self) -> Plan | None:
+        return self._followed.newest[-1] if self._followed.newest else None
+
+    def _hear_controller(self) -> None:
+        proposal, newest = self._proposals.by_controller, self._newest
+        if proposal is None or proposal is self._answer:
+            return
+        plan = proposal.plan
+        self._policy = PolicyInForce(plan.policy, proposal.parameters, plan.version)
+        # A controller that still reads the past after an outage plans segments that have run.
+        if newest is None or plan.seq >= newest.seq - _LATE:
+            self._answer, self._answered_at = proposal, self._proposals.controller_at
+
     def _start_or_end(self) -> None:
         """Start the planning process if no controller plans, and end it if one does."""
-        if (proposal := self._proposals.by_controller) is not None:
-            self._policy = PolicyInForce(
-                proposal.plan.policy, proposal.parameters, proposal.plan.version
-            )
-        must, child, now = self._must_plan(), self._child, time.monotonic()
+        self._hear_controller()
+        must, child, now, newest = self._must_plan(), self._child, time.monotonic(), self._newest
         if child is None:
             policy = self._policy
-            # Under `bsp`, a leader without plans makes the same segments.
-            useful = policy is not None and policy.name != PLAIN and policy != self._unusable
+            useful = policy is not None and policy != self._unusable
+            # A leader without plans goes on with the last policy: under `bsp` it needs none.
+            if policy is not None and policy.name == PLAIN:
+                useful = useful and newest is not None and newest.policy != PLAIN
             if must and useful and now >= self._retry_at:
                 self._start(policy)
         elif must:
@@ -211,22 +234,18 @@ class LocalPlanner:
                 self._end_child()
         else:
             self._back_at = self._back_at or now
-            newest = self._followed.newest[-1] if self._followed.newest else None
-            took_over = newest is None or newest.source == CONTROLLER
-            if took_over or self._policy == self._unusable or now - self._back_at > _BACK_S:
+            source = "" if newest is None or newest.seq <= child.started_at else newest.source
+            if source in (CONTROLLER, "equal") or now - self._back_at > _BACK_S:
                 logger.info("rank 0 stops planning")
                 self._end_child()
 
     def _start(self, policy: PolicyInForce | None) -> None:
         assert policy is not None
         if not self._alone:
-            logger.warning(
-                "no controller has planned for %g s: rank 0 plans, with policy %s",
-                AWAY_S,
-                policy.name,
-            )
+            words = f"no controller has planned for {AWAY_S:g} s: rank 0 plans"
+            self._report(f"{words}, with policy {policy.name}")
         self._back_at = None
-        self._child = _Child(policy)
+        self._child = _Child(policy, -1 if self._newest is None else self._newest.seq)
         self._tell(Begin(self._hello, self._followed, list(self._measured), policy))
 
     def _end_child(self) -> None:
@@ -280,10 +299,11 @@ class LocalPlanner:
 
 
 class _Child:
-    """A planning process."""
+    """A planning process; `started_at` is the newest segment when it was started."""
 
-    def __init__(self, policy: PolicyInForce) -> None:
+    def __init__(self, policy: PolicyInForce, started_at: int) -> None:
         self.policy = policy
+        self.started_at = started_at
         self.connection, of_child = Pipe()
         number = of_child.fileno()
         try:
