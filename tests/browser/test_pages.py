@@ -107,6 +107,23 @@ def test_the_list_is_narrowed_down_and_its_address_says_how(
     page.wait_for_function("() => location.search === ''")
 
 
+def test_what_is_typed_while_the_page_loads_is_kept(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    for run in ("first", "second"):
+        Training(store, bus_url, run, name=f"{run} try").end()
+    waiting: list[Route] = []
+    page.route("**/api/v1/tags*", lambda route: waiting.append(route))
+    page.goto(str(web.base_url))
+    rows = page.locator("#runs-grid .ag-center-cols-container .ag-row")
+    expect(rows).to_have_count(2)
+    page.get_by_label("Search").press_sequentially("second")
+    for route in waiting:
+        route.continue_()
+    expect(rows).to_have_count(1)
+    expect(page.get_by_label("Search")).to_have_value("second")
+
+
 def test_new_steps_appear_by_themselves(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:

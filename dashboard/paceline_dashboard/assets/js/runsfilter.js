@@ -51,6 +51,7 @@ export class RunsFilter {
     });
     for (const id of ["state-filter", "tag-filter", "used-filter", "runs-sort"]) byId(id).addEventListener("change", () => this.#take());
     byId("runs-all").addEventListener("click", () => {
+      this.#stopWaiting();
       this.value = filterOf("");
       this.#tell();
       this.#take();
@@ -65,12 +66,18 @@ export class RunsFilter {
   }
 
   close() {
+    this.#stopWaiting();
+  }
+
+  #stopWaiting() {
     clearTimeout(this.timer);
+    this.timer = undefined;
   }
 
   /** Shows in the controls what is chosen. */
   #tell() {
-    byId("runs-search").value = this.value.text;
+    // What is being typed is not in `value` yet, and must stay.
+    if (this.timer === undefined) byId("runs-search").value = this.value.text;
     for (const [id, name] of /** @type {[string, keyof Filter][]} */ (CONTROLS)) {
       const value = this.value[name];
       if (value && ![...byId(id).options].some((option) => option.value === value)) fill(id, [value]);
@@ -80,7 +87,7 @@ export class RunsFilter {
   }
 
   #take() {
-    clearTimeout(this.timer);
+    this.#stopWaiting();
     this.value.text = byId("runs-search").value.trim();
     for (const [id, name] of /** @type {[string, keyof Filter][]} */ (CONTROLS)) this.value[name] = byId(id).value;
     show("runs-all", this.narrow);
