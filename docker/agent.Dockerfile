@@ -14,11 +14,14 @@ COPY dashboard dashboard
 COPY migrations migrations
 COPY examples examples
 RUN /opt/paceline/bin/pip install --no-cache-dir -c constraints.txt .
+# Rank 0 plans while no controller does. Compile the kernels as in control-plane.Dockerfile.
+ENV NUMBA_CPU_NAME=generic
+RUN /opt/paceline/bin/python -c "from paceline import policies; policies.warm_up()"
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /opt/paceline /opt/paceline
 RUN useradd --create-home --uid 10001 paceline && install -d -o 10001 /data
-ENV PATH=/opt/paceline/bin:$PATH PYTHONUNBUFFERED=1
+ENV PATH=/opt/paceline/bin:$PATH PYTHONUNBUFFERED=1 NUMBA_CPU_NAME=generic
 USER 10001
 WORKDIR /data
 VOLUME /data
