@@ -20,7 +20,7 @@ from paceline.train.ddp import SingleProcess
 from paceline.train.session import Session
 
 # Options that an adapter passes to Session and Session.wrap.
-OPTIONS = {"sizes", "seed", "loss_mean", "coast_steps", "limits", "shapes", "batchnorm"}
+OPTIONS = {"sizes", "seed", "loss_mean", "coast_steps", "policy", "limits", "shapes", "batchnorm"}
 _LOADING = [
     "num_workers",
     "collate_fn",
