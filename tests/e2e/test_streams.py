@@ -17,7 +17,7 @@ from paceline_backend.insight.replay import replay
 from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store
 from support import stream_script
-from support.e2e import PAUSE_S, wait_for_end, wait_for_step
+from support.e2e import PAUSE_S, planned_segments, wait_for_end, wait_for_step
 from support.marks import some_long
 from support.stream_script import BATCH, SAMPLES, size_of
 from support.waiting import until
@@ -71,9 +71,7 @@ def test_each_sample_is_trained_once(
     samples, load = (np.array(columns[name], float) for name in ("samples", "load"))
     assert (samples.sum(axis=0) == BATCH).all()
     assert load.sum() == EPOCHS * sum(map(size_of, range(SAMPLES)))
-    planned = [
-        s for s in shared_stack.api("GET", f"/runs/{run}/segments") if s["source"] == "controller"
-    ]
+    planned = planned_segments(shared_stack, run)
     assert planned
     if policy == "bsp":
         assert (samples[:, :40] == BATCH // WORLD).all(), "rank 0's part is the longest"

@@ -15,7 +15,7 @@ from paceline_backend.insight.replay import replay
 from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store
 from support import tensor_parallel_script
-from support.e2e import controllers_segments, start_script, wait_for_end, wait_for_step
+from support.e2e import planned_segments, start_script, wait_for_end, wait_for_step
 from support.gradients import difference
 from support.sessions import Sized
 from support.tensor_parallel import TP, network
@@ -37,7 +37,7 @@ def test_a_group_is_one_worker_and_the_training_is_that_of_one_process(
     shared_stack.api("POST", f"/runs/{run}/policy", {"policy": "paceline"})
 
     def planned() -> bool:
-        return sum(s["policy"] == "paceline" for s in controllers_segments(shared_stack, run)) > 10
+        return sum(s["policy"] == "paceline" for s in planned_segments(shared_stack, run)) > 10
 
     until(planned, "segments of paceline", TRAINING_S, 0.2)
     (tmp_path / "enough").touch()

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
 from paceline import policies
-from paceline.wire import ALLREDUCE
+from paceline.wire import ALLREDUCE, PLANNED
 from paceline_backend.insight.replay import ReplayReport, replay
 from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store, runs
@@ -35,7 +35,7 @@ EMULATE = {"a_s": [5e-6, 5e-6, 7.5e-6, 1.5e-5], "b_s": [0.005] * 4, "serial": 0.
 class Chained:
     policies: list[str]  # as switched
     effective_steps: list[int]  # the first step of each
-    planned: dict[str, int]  # by each: a controller's segments
+    planned: dict[str, int]  # by each: segments of a controller, or of rank 0
     coverage: dict[str, Any]
     steps: int
     errors: dict[int, float]  # of each all-reduced gradient, relative to the single process's
@@ -70,7 +70,7 @@ def run_chain(stack: Stack, names: list[str], directory: Path, steps: int = STEP
 
     switches = stack.api("GET", f"/runs/{run}/switches")
     segments = stack.api("GET", f"/runs/{run}/segments")
-    planned = [segment["policy"] for segment in segments if segment["source"] == "controller"]
+    planned = [segment["policy"] for segment in segments if segment["source"] in PLANNED]
     with Store.open(f"sqlite:///{stack.data / 'paceline.db'}") as store:
         again = replay(store, run)
         errors = _errors(store, run, directory)

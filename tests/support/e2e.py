@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from paceline.wire import PLANNED
 from paceline_backend.demo import example
 from paceline_backend.server.stack import Stack
 from support.waiting import TRAINING_S, until
@@ -104,6 +105,12 @@ def stop(stack: Stack, run: str) -> dict[str, Any]:
 def controllers_segments(stack: Stack, run: str) -> list[dict[str, Any]]:
     segments = stack.api("GET", f"/runs/{run}/segments")
     return [segment for segment in segments if segment["source"] == "controller"]
+
+
+def planned_segments(stack: Stack, run: str) -> list[dict[str, Any]]:
+    """Those of a policy: of a controller, or of rank 0 where a busy machine delayed it."""
+    segments = stack.api("GET", f"/runs/{run}/segments")
+    return [segment for segment in segments if segment["source"] in PLANNED]
 
 
 def planned_effect(stack: Stack, run: str) -> list[float]:
