@@ -51,7 +51,7 @@ _HALF = 0.5
 
 
 class Stance(IntEnum):
-    """What a rank will do with the batches in its queue: train them, or leave them to others."""
+    """A rank's decision about the batches in its queue: train them, or leave them to others."""
 
     WORKS = 0
     # The rank leaves the rest of its queue to other ranks, which will finish it sooner.

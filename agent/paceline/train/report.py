@@ -134,7 +134,7 @@ class Emitter:
         closing = False
         while not closing:
             closing = self._closing
-            if (now := time.monotonic()) >= self._measure_at:
+            if self._sink is not None and (now := time.monotonic()) >= self._measure_at:
                 self.memory_bytes, self._measure_at = self._memory(), now + FLUSH_S
             self.feed()
             messages = self._collect()

@@ -109,7 +109,7 @@ class ChangeReader:
 
     @property
     def awaited(self) -> str | None:
-        """Which of `bus` and `database` does not answer; None: both answer."""
+        """The service that does not answer, `bus` or `database`; None: both answer."""
         if self._bus_away:
             return "bus"
         return "database" if self._database_away else None

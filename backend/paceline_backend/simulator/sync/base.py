@@ -111,7 +111,7 @@ class Bodies:
 
 
 class Dealing(Protocol):
-    """What a model needs to move batches to ranks for which they were not planned."""
+    """The simulator's functions that a model needs to move batches between ranks."""
 
     def room(self, rank: int) -> int:
         """Return the number of samples for which a rank's memory has room."""
