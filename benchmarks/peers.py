@@ -111,21 +111,34 @@ def _flatflow_graph() -> bytes:
     return made
 
 
+def _flatflow_ranks(
+    order: Ints, sizes: Ints, world: int, global_batch: int, mode: str
+) -> list[Ints]:
+    """Plan with flatflow; return each rank's samples, in the order of their steps."""
+    schedule = getattr(importlib.import_module("flatflow.ffi"), mode)
+    ranks = []
+    # Each rank plans for all ranks and keeps its own samples.
+    for rank in range(world):
+        # flatflow sorts its arguments in place, so each rank needs new ones.
+        left, costs, graph = order.astype(np.uintp), sizes.copy(), _flatflow_graph()
+        local = global_batch // world
+        made = schedule(left, costs, graph, 1, 1, world, rank, global_batch, local, "fast")
+        ranks.append(np.asarray(made).astype(np.int64))
+    return ranks
+
+
+def flatflow_parts(sizes: Ints, ranks: int, mode: str) -> list[Ints]:
+    """Divide a batch with flatflow; return each rank's positions."""
+    return _flatflow_ranks(np.arange(len(sizes)), sizes, ranks, len(sizes), mode)
+
+
 def _flatflow(mode: str) -> Planner:
     """Plan with flatflow: ``sched`` keeps global batches, ``sched_unstable`` does not."""
 
     def plan(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -> Steps:
-        schedule = getattr(importlib.import_module("flatflow.ffi"), mode)
-        local = global_batch // world
-        ranks = []
-        # Each rank plans for all ranks and keeps its own samples.
-        for rank in range(world):
-            # flatflow sorts its arguments in place, so each rank needs new ones.
-            order, costs = _order(len(sizes), seed, epoch).astype(np.uintp), sizes.copy()
-            graph = _flatflow_graph()
-            made = schedule(order, costs, graph, 1, 1, world, rank, global_batch, local, "fast")
-            ranks.append(np.asarray(made).astype(np.int64))
-        return _per_rank(ranks, local)
+        order = _order(len(sizes), seed, epoch)
+        ranks = _flatflow_ranks(order, sizes, world, global_batch, mode)
+        return _per_rank(ranks, global_batch // world)
 
     return plan
 
@@ -180,15 +193,19 @@ def _verl() -> Any:
     return importlib.import_module("verl.utils.seqlen_balancing")
 
 
+def verl_parts(sizes: Ints, ranks: int, *, equal: bool) -> list[Ints]:
+    """Divide a batch with verl's largest differencing method; return each rank's positions."""
+    parts = _verl().get_seqlen_balanced_partitions(sizes.tolist(), ranks, equal)
+    return [np.array(part, np.int64) for part in parts]
+
+
 def _karmarkar_karp(*, equal: bool) -> Planner:
     def plan(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -> Steps:
-        partition = _verl().get_seqlen_balanced_partitions
         order = _order(len(sizes), seed, epoch)
         made = []
         for at in range(0, len(sizes) // global_batch * global_batch, global_batch):
             batch = order[at : at + global_batch]
-            parts = partition(sizes[batch].tolist(), world, equal)
-            made.append([batch[np.array(part)] for part in parts])
+            made.append([batch[part] for part in verl_parts(sizes[batch], world, equal=equal)])
         return made
 
     return plan

@@ -1,6 +1,7 @@
 """Solvers that choose each worker's samples, or the number of samples of each worker.
 
     balance      `partition`: divides one global batch so that its slowest worker ends first
+    explore      `explore`: a longer search than that of `partition`, for `paceline.partition`
     padded       `partition_padded`: as `partition`, for padded batches
     hedged       `partition_hedged`: as `partition`, while several costs of a batch are plausible
     compose      `compose`: puts an epoch in an order whose global batches divide well

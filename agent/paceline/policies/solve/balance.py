@@ -123,10 +123,21 @@ def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) 
     if not few:
         pairs(state, enough)
     descend(state, enough, _BATCH_EXCHANGES // (1 + world // FEW_RANKS))
-    if len(sizes) <= _FEW_SAMPLES and state.time_s.max() > bound * (1 + 1e-12):
-        rest = np.append(np.cumsum(sizes[::-1])[::-1], 0.0)
-        _search(sizes, rest, workers, bound, float(state.time_s.max()), ranks)
+    if len(sizes) <= _FEW_SAMPLES:
+        search(sizes, workers, bound, ranks, _MOST_SEARCH_NODES)
     return ranks
+
+
+def search(sizes: Floats, workers: Workers, bound: float, ranks: Ints, nodes: int) -> None:
+    """Improve an assignment of samples to ranks, [n], by a branch and bound, in place.
+
+    Without the maximum number of `nodes`, the result is optimal. `sizes` must be descending.
+    `bound` is a lower bound of the slowest rank's time.
+    """
+    slowest_s = float(DescentState.of(sizes, ranks, workers).time_s.max())
+    if slowest_s > bound * (1 + 1e-12):
+        rest = np.append(np.cumsum(sizes[::-1])[::-1], 0.0)
+        _search(sizes, rest, workers, bound, slowest_s, ranks, nodes)
 
 
 @compiled
@@ -188,21 +199,43 @@ def _largest_gap(sizes: Floats, workers: Workers, goal: float) -> Ints:
     """Give each sample, largest first, to the rank whose load can still grow most.
 
     A rank's load can grow until the rank takes the time `goal`. `sizes` is descending. If
-    `workers.most` fixes each rank's number of samples, the samples that a rank still lacks are
-    assumed to have the mean cost.
+    `workers.most` fixes each rank's number of samples, `_farthest_first` assigns them.
     """
     a, c, b, most = workers
-    mean = float(sizes.mean())
     if int(most.sum()) == len(sizes):
-        gap = (goal - b - c * most) / a - mean * (most - 1)
-        return _gaps(sizes - mean, gap, np.zeros(len(a)), most)
-    return _gaps(sizes, (goal - b - c) / a, c / a, most)
-
-
-def _gaps(sizes: Floats, gap: Floats, each: Floats, most: Ints) -> Ints:
+        mean = float(sizes.mean())
+        return _farthest_first(sizes - mean, (goal - b - c * most) / a - mean * most, most.copy())
+    gap = (goal - b - c) / a
     heap = np.argsort(-gap, kind="stable")
-    heap = heap[most[heap] > 0]
-    return _largest_first(sizes, gap, each, most.copy(), heap)
+    return _largest_first(sizes, gap, c / a, most.copy(), heap[most[heap] > 0])
+
+
+@compiled
+def _farthest_first(more: Floats, gap: Floats, left: Ints) -> Ints:
+    """Assign samples to ranks with fixed numbers of samples, the farthest from the mean first.
+
+    A sample above the mean goes to the rank whose load can still grow most, and one below the mean
+    to the rank whose load can grow least; the samples that a rank still lacks count as average.
+    `more` is how far each sample is above the mean, descending, [n]; `gap` how much each rank's
+    load can grow beyond average samples, [W]; `left` each rank's number of samples, [W].
+    """
+    ranks = np.empty(len(more), np.int64)
+    first, last = 0, len(more) - 1
+    while first <= last:
+        if more[first] >= -more[last]:
+            i, sign = first, 1.0
+            first += 1
+        else:
+            i, sign = last, -1.0
+            last -= 1
+        widest, rank = -np.inf, -1
+        for j in range(len(gap)):
+            if left[j] and sign * gap[j] > widest:
+                widest, rank = sign * gap[j], j
+        ranks[i] = rank
+        gap[rank] -= more[i]
+        left[rank] -= 1
+    return ranks
 
 
 @compiled
@@ -293,11 +326,14 @@ def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int)
 
 
 @compiled
-def _exchange(p: int, q: int, state: DescentState, best: float) -> tuple[float, int, int]:
+def _exchange(
+    p: int, q: int, state: DescentState, best: float, enough: float
+) -> tuple[float, int, int]:
     """Find the best exchange between ranks p and q after which both take less than `best` seconds.
 
-    Return the time of the slower of the two ranks after the exchange, the sample that p gives (-1:
-    no exchange helps), and the sample that q gives in return (-1: none).
+    An exchange after which both take at most `enough` is returned at once. Return the time of the
+    slower of the two ranks after the exchange, the sample that p gives (-1: no exchange helps), and
+    the sample that q gives in return (-1: none).
     """
     sizes, w = state.sizes, state.w
     give, get = -1, -1
@@ -306,7 +342,7 @@ def _exchange(p: int, q: int, state: DescentState, best: float) -> tuple[float, 
     more_p = w.c[p] + (w.b[p] if state.number[p] == 1 else 0.0)
     more_q = w.c[q] + (w.b[q] if state.number[q] == 0 else 0.0)
     i = state.first[p]
-    while i >= 0:
+    while i >= 0 and best > enough:
         if may_move:
             slower = max(p_s - a_p * sizes[i] - more_p, q_s + a_q * sizes[i] + more_q)
             if slower < best:
@@ -366,7 +402,7 @@ def _paired(order: Ints, state: DescentState, enough: float) -> None:
         p, q = order[len(order) - 1 - k], order[k]
         if state.time_s[p] <= enough:
             break
-        _, give, get = _exchange(p, q, state, state.time_s[p])
+        _, give, get = _exchange(p, q, state, state.time_s[p], enough)
         if give >= 0:
             _apply(p, q, give, get, state)
 
@@ -394,7 +430,7 @@ def descend(state: DescentState, enough: float, effort: int) -> None:
             # their load were divisible.
             together = (least_p * w.a[q] + state.time_s[q] * w.a[p]) / (w.a[p] + w.a[q])
             if q != p and state.time_s[q] < best and together < best and w.most[q] > 0:
-                slower_s, x, y = _exchange(p, q, state, best)
+                slower_s, x, y = _exchange(p, q, state, best, 0.0)
                 if x >= 0:
                     best, give, get, taker = slower_s, x, y, q
                     if best <= enough:
@@ -405,13 +441,21 @@ def descend(state: DescentState, enough: float, effort: int) -> None:
 
 
 @compiled
-def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, ranks: Ints) -> None:
+def _search(
+    sizes: Floats,
+    rest: Floats,
+    w: Workers,
+    goal: float,
+    best: float,
+    ranks: Ints,
+    most_nodes: int,
+) -> None:
     """Improve `ranks` by a depth-first branch and bound, in place.
 
-    The search assigns the largest sample first, and visits at most `_MOST_SEARCH_NODES` nodes.
-    `sizes` is descending. `rest` has the sum of `sizes` from each sample to the last one, [n + 1].
-    `best` is the slowest rank's time under `ranks`. The search ends when this time reaches its
-    lower bound `goal`.
+    The search assigns the largest sample first, and visits at most `most_nodes` nodes. `sizes` is
+    descending. `rest` has the sum of `sizes` from each sample to the last one, [n + 1]. `best` is
+    the slowest rank's time under `ranks`. The search ends when this time reaches its lower bound
+    `goal`.
     """
     samples, world = len(sizes), len(w.a)
     time_s, count = np.zeros(world), np.zeros(world, np.int64)
@@ -419,7 +463,7 @@ def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, r
     # Time of each sample's chosen rank without the sample.
     before = np.zeros(samples)
     i, nodes = 0, 0
-    while i >= 0 and nodes < _MOST_SEARCH_NODES and best > goal * (1 + 1e-12):
+    while i >= 0 and nodes < most_nodes and best > goal * (1 + 1e-12):
         last = chosen[i]
         tried_s = -1.0
         if last >= 0:
