@@ -45,8 +45,8 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
         fi
     fi
     "${pip[@]}" install -c constraints.txt -e ".[$extra]"
-    if [ "$extra" = bench ]; then
-        # --no-deps: the benchmark uses one module, without verl's dependencies (an RL stack).
+    if [ "$extra" != demo ]; then
+        # --no-deps: benchmark and tests use one module, without verl's dependencies (an RL stack).
         "${pip[@]}" install --no-deps -c constraints.txt verl
     fi
     # Otherwise the first servers compile them: no plan comes for ten seconds, or minutes on a busy machine.

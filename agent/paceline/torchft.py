@@ -22,10 +22,8 @@ gets the step number with the weights. `Batches` has no state that a checkpoint 
 a loss by the worker's weight, so that the average is the gradient of the global batch's mean loss.
 
 **Plans.** Each worker computes the same plan, a pure function of the seed, the step, the number of
-participants and their speeds. For the speeds, the workers exchange three numbers each in one small
+participants and their speeds. For the speeds, the workers exchange five numbers each in one small
 all-reduce at the start of a step. The same exchange detects workers whose plans differed.
-
-This module needs ``paceline[torchft]``.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,14 +40,12 @@ import torch
 import torch.distributed as dist
 
 from paceline.balancing import partition
-from paceline.core.errors import MissingExtraError, PacelineError
+from paceline.core.errors import PacelineError
 from paceline.train.epochs import epoch_order
 from paceline.train.timing import CpuClock, CudaClock
 
-try:
+if TYPE_CHECKING:
     from torchft import Manager
-except ModuleNotFoundError as error:
-    raise MissingExtraError("paceline.torchft", "torchft", error) from error
 
 Ints = npt.NDArray[np.int64]
 
@@ -236,14 +232,14 @@ class Batches:
         plan, self._plan = self._plan, _NO_PLAN
         if worker is not None:
             seconds = float(np.median(self._seconds)) if self._seconds else 0.0
-            rows[worker] = torch.tensor([seconds, step, *plan])
+            rows[worker] = torch.tensor([seconds, step, *plan], dtype=torch.float64)
         if self._group is not None:
             dist.all_reduce(rows, group=self._group)
         # Each number is added to zeros, so all workers get the same bits.
         self._manager.allreduce(rows, reduce_op=dist.ReduceOp.SUM).wait()
+        table: Floats = rows.cpu().numpy()
         if self._manager.errored():
             return None
-        table: Floats = rows.cpu().numpy()
         if (table[:, 1] != step).any():
             raise PacelineError(
                 f"Batches: workers are at the steps {table[:, 1].astype(int).tolist()}: load the "
@@ -253,9 +249,9 @@ class Batches:
         plans = {tuple(each) for each in table[table[:, 2] >= 0, 2:].tolist()}
         if len(plans) > len({each[:2] for each in plans}):
             raise PacelineError(
-                f"Batches: workers divided step {step - 1} or {step} in different ways, so samples "
-                "were trained twice or not at all: give all workers the same arguments, and the "
-                "same versions of paceline and numpy"
+                "Batches: workers divided the last step in different ways, so samples were trained "
+                "twice or not at all: give all workers the same arguments and the same versions of "
+                "paceline and numpy"
             )
         known = table[:, 0] > 0
         seconds_of = np.where(known, table[:, 0], table[known, 0].mean() if known.any() else 1.0)

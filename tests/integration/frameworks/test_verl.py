@@ -7,6 +7,7 @@ tests do not need is replaced.
 from __future__ import annotations
 
 import importlib
+import itertools
 import subprocess
 import sys
 import types
@@ -58,7 +59,7 @@ def largest(parts: list[list[int]], costs: list[int]) -> int:
 
 
 def masked(rng: np.random.Generator, rows: int) -> dict[str, torch.Tensor]:
-    """A batch as in verl's tests: [rows, 100], 50 to 90 % of them valid after at most 10 % padding."""
+    """A batch as in verl's tests: up to 10 tokens of padding, then 50 to 90 of 100 are valid."""
     mask = torch.zeros(rows, 100, dtype=torch.int64)
     for row in mask:
         left = int(rng.integers(0, 11))
@@ -87,7 +88,7 @@ def test_installed_it_is_never_worse_than_verls(verl: Any, equal_size: bool) -> 
         ranks = int(rng.integers(2, 9))
         costs = costs_of(rng, verl, case, ranks * int(rng.integers(1, 10)))
         parts, own = ours(costs, ranks, equal_size), theirs(costs, ranks, equal_size)
-        assert sorted(sum(parts, [])) == list(range(len(costs)))
+        assert sorted(itertools.chain(*parts)) == list(range(len(costs)))
         assert all(part and part == sorted(part) for part in parts)
         assert {len(part) for part in parts} == {len(costs) // ranks} or not equal_size
         assert largest(parts, costs) <= largest(own, costs)
@@ -129,7 +130,7 @@ def test_groups_of_verls_tests_stay_together(
     own = verl.get_group_balanced_partitions(lengths, groups, k_partitions=ranks)
     install()
     parts = verl.get_group_balanced_partitions(lengths, groups, k_partitions=ranks)
-    assert sorted(sum(parts, [])) == list(range(len(lengths)))
+    assert sorted(itertools.chain(*parts)) == list(range(len(lengths)))
     where = [{groups[item] for item in part} for part in parts]
     assert sum(map(len, where)) == len(set(groups))
     work = [int(verl.calculate_workload(length)) for length in lengths]
