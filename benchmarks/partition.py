@@ -3,7 +3,7 @@
 Random instances have 2 to 1,024 ranks; costs are lengths, squares of lengths, or lengths of padded
 batches; counts are equal or free; some ranks are slower than others, and some have little memory.
 Each peer divides the instances that it can express. Small instances are solved with OR-Tools'
-CP-SAT, which proves their optimum. ``pip install 'paceline[bench]'`` installs the peers.
+CP-SAT, which proves their optimum. ``scripts/setup.sh bench`` installs the peers.
 """
 
 from __future__ import annotations

@@ -45,9 +45,18 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
         fi
     fi
     "${pip[@]}" install -c constraints.txt -e ".[$extra]"
-    if [ "$extra" = bench ]; then
-        # --no-deps: the benchmark uses one module, without verl's dependencies (an RL stack).
+    if [ "$extra" != demo ]; then
+        # --no-deps: benchmark and tests use one module, without verl's dependencies (an RL stack).
         "${pip[@]}" install --no-deps -c constraints.txt verl
+    fi
+    if [ "$extra" = bench ]; then
+        # --no-deps: it asks for an older protobuf than others, and its solver runs with theirs.
+        "${pip[@]}" install --no-deps -c constraints.txt ortools
+    fi
+    if [ "$extra" = dev ]; then
+        # A nightly build, which its index may drop.
+        "${pip[@]}" install -c constraints.txt -e ".[torchft]" ||
+            say "torchft could not be installed: its tests on a real one are skipped"
     fi
     # Otherwise the first servers compile them: no plan comes for ten seconds, or minutes on a busy machine.
     say "compiling the policies' kernels"
