@@ -107,9 +107,12 @@ def figure_3() -> Measured:
 
 
 def figure_4() -> Measured:
-    """Compute the weights of a worker's two successive gradients in its contribution."""
-    old, new = Drift(staleness=4, mean=True).weights([1, 2])
-    return Measured({"weight of the older gradient": old, "weight of the newer gradient": new})
+    """Compute the weights of a worker's successive gradients in its contribution."""
+    drift, values = Drift(staleness=4, mean=True), {}
+    for names in (("older", "newer"), ("oldest", "second", "newest")):
+        for name, weight in zip(names, drift.weights(len(names)), strict=True):
+            values[f"weight of the {name} of {len(names)} gradients"] = weight
+    return Measured(values)
 
 
 def figure_5() -> Measured:
