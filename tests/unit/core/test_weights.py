@@ -1,4 +1,4 @@
-"""RNA's weights of a rank's gradients in a round (Sec. 3.3), by the paper's own example (Fig. 4)."""
+"""Weights of a rank's gradients in RNA's rounds (Sec. 3.3), by the paper's example (Fig. 4)."""
 
 from __future__ import annotations
 
