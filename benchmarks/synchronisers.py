@@ -182,6 +182,9 @@ def alone(pool: Ranks, scenario: Scenario, contender: Contender, seed: int) -> R
     with tempfile.TemporaryDirectory() as spool:
         environment = {"PACELINE_RUN": "benchmark", "PACELINE_SPOOL": spool}
         ranks = _on(pool, scenario, contender, seed, what, environment)
+        if contender.how == "paceline":
+            # Otherwise a planner of the product has planned segments with another synchronisation.
+            assert sum(rank.steps for rank in ranks) == scenario.world * scenario.steps
         entries: list[dict[bytes, bytes]] = []
         drain(Path(spool), entries.append, include_open=True)
     messages = [decode(entry)[1] for entry in entries]

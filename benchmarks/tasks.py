@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,10 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from paceline_backend.simulator.sizes import Sizes
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "plaid"))
 
-# Number of points of a recording that form one step of the LSTM.
+# Number of points of a recording, or of frames of a video, that form one step of an LSTM.
 FRAME = 20
+# Standard deviation of the noise in a step of a video, as a multiple of that of the digits' pixels.
+VIDEO_NOISE = 1.5
 
 Item = tuple[Tensor, int]
 # Inputs of the network, and at the end the classes, [n].
@@ -142,6 +147,60 @@ def _plaid() -> Task:
     )
 
 
+def ucf101(samples: int) -> Sizes:
+    """Return lengths, in frames, that are distributed as those of UCF101's videos (RNA, Fig. 2)."""
+    return Sizes("lognormal", samples=samples, mean=186.0, dif=97.7, min=29.0, max=1776.0)
+
+
+class VideoLSTM(nn.Module):
+    """LSTM over a video's frames, followed by the mean of its states."""
+
+    def __init__(self, features: int, classes: int, width: int = 32) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(features, width, batch_first=True)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, videos: Tensor, lengths: Tensor) -> Tensor:
+        """Return logits [n, classes] of padded videos [n, steps, features] with lengths [n]."""
+        states, _ = self.lstm(videos)
+        inside = (torch.arange(states.shape[1]) < lengths[:, None])[:, :, None]
+        logits: Tensor = self.head(self.norm((states * inside).sum(1) / lengths[:, None]))
+        return logits
+
+
+def _padded(items: list[Item]) -> Batch:
+    videos = nn.utils.rnn.pad_sequence([video for video, _ in items], batch_first=True)
+    lengths = torch.tensor([len(video) for video, _ in items])
+    return videos, lengths, torch.tensor([label for _, label in items])
+
+
+def _videos() -> Task:
+    """Return videos of scikit-learn's digits for an LSTM, with lengths like UCF101's.
+
+    A video shows a digit with noise. A step of the LSTM reads the mean of `FRAME` frames.
+    """
+    digits = _digits()
+    images, classes = digits.held_out
+    generator = torch.Generator().manual_seed(0)
+
+    def videos(items: list[Item], seed: int) -> tuple[list[Item], list[int]]:
+        sizes = [round(size) for size in ucf101(len(items)).draw(seed).tolist()]
+        steps = [math.ceil(size / FRAME) for size in sizes]
+        noise = [torch.randn(count, 64, generator=generator) for count in steps]
+        shown = [
+            (image + VIDEO_NOISE * each, label)
+            for (image, label), each in zip(items, noise, strict=True)
+        ]
+        return shown, sizes
+
+    samples, sizes = videos(digits.samples, 0)
+    held_out, _ = videos(list(zip(images, classes.tolist(), strict=True)), 1)
+    return Task(
+        samples, sizes, _padded(held_out), _padded, lambda: VideoLSTM(64, 10), batch=4, target=0.6
+    )
+
+
 def _long_digits() -> Task:
     # Reached after 2,000 steps of 32 samples at a learning rate of 0.02.
     return replace(_digits(), target=0.11)
@@ -160,6 +219,7 @@ def task_of(name: str) -> Task:
         "wide digits": _wide_digits,
         "long digits": _long_digits,
         "plaid": _plaid,
+        "videos": _videos,
         "long plaid": _long_plaid,
     }
     return tasks[name]()

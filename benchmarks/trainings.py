@@ -361,7 +361,10 @@ def _by_paceline(work: Work, task: Task, data: Epoch, network: nn.Module, watch:
     if "PACELINE_BUS" not in os.environ:
         own = _coasted(work.synchroniser, work.segment)
     with _groups_seen(watch), own:
-        session = paceline.Session(data, global_batch=batch, seed=work.seed, uneven_steps=True)
+        # With another policy, rank 0 would plan where no control plane does.
+        session = paceline.Session(
+            data, global_batch=batch, seed=work.seed, uneven_steps=True, policy="bsp"
+        )
         watch.relaxed = lambda: session._loop.gate.relaxed
         watch.waiting = lambda: session._loop.running().waiting()
         watch.store = session._loop.startup.store

@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 import wave
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
+from torch.nn.functional import cross_entropy
 
 from paceline.wire.synchronisation import Pairwise
 from support import held_up
@@ -26,6 +29,15 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Imports one of the programs."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other take long on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def run(
@@ -206,6 +218,33 @@ def test_scenarios_of_synchronisation_name_contenders_that_exist(program: Any) -
         checked |= set() if scenario.soonest is None else {scenario.soonest[0]}
         assert checked <= set(scenario.contenders) <= set(synchronisers.CONTENDERS), scenario.name
         assert scenario.emulation(1).seed == 1
+
+
+def test_the_lstm_of_rnas_rows_trains_under_the_all_reduce(program: Any, one_thread: None) -> None:
+    """As in RNA, Table 3, where the all-reduce ends with 88.2 %. One process trains all samples."""
+    scenario = program("synchronisers").SCENARIOS["videos"]
+    tasks = program("tasks")
+    task = tasks.task_of(scenario.task)
+    batch = scenario.world * task.batch
+    data = tasks.Epoch(task, batch * scenario.steps)
+    torch.manual_seed(0)
+    network = task.network()
+    optimiser = torch.optim.SGD(network.parameters(), scenario.rate, momentum=0.5)
+    losses, accuracies = {}, {}
+    for number, step in enumerate(torch.randperm(len(data)).split(batch), 1):
+        *inputs, classes = task.collate([data[at] for at in step.tolist()])
+        optimiser.zero_grad()
+        cross_entropy(network(*inputs), classes).backward()
+        optimiser.step()
+        if number in (scenario.steps // 4, scenario.steps * 2 // 3, scenario.steps):
+            *inputs, classes = task.held_out
+            with torch.no_grad():
+                logits = network(*inputs)
+            losses[number] = float(cross_entropy(logits, classes))
+            accuracies[number] = float((logits.argmax(1) == classes).float().mean())
+    assert 0.8 < accuracies[scenario.steps] < 0.95
+    # The target is reached in mid-training, so that a slower approach can reach it, too.
+    assert losses[scenario.steps // 4] > task.target > losses[scenario.steps * 2 // 3]
 
 
 def test_each_forecast_scenario_can_be_simulated(program: Any) -> None:

@@ -39,6 +39,7 @@ def train(
     timeout_s: float = 1e7,
     pulse_s: float = math.inf,
     members: Sequence[int] = (),
+    gradient: Callable[[int, int], list[float]] | None = None,
 ) -> Ran:
     """A segment.
 
@@ -52,8 +53,10 @@ def train(
         timeout_s: after which a rank that waits gives up.
         pulse_s: after which a rank that waits calls a round.
         members: the run's numbers of these ranks, if they are a group; (): all ranks of the run.
+        gradient: the gradient of a rank's step; None: 1 in the rank's own place, [W].
     """
     world = len(work_s)
+    made_by = gradient or (lambda rank, step: [float(place == rank) for place in range(world)])
     ran = Ran([[] for _ in work_s], errors=[None] * world, gave_up_at=[math.inf] * world)
     ran.totals = [[] for _ in work_s]
     with (
@@ -76,8 +79,7 @@ def train(
                     elif how == "dies":
                         scheduler.end_children()
                     return
-                vector = torch.zeros(world)
-                vector[rank] = 1
+                vector = torch.tensor(made_by(rank, step))
                 rounds.offer(Gradient(vector, given) if given else None)
                 ran.ended_at[rank].append(scheduler.now)
                 ran.totals[rank] += [each.total.tolist() for each in rounds.take()]
@@ -85,7 +87,7 @@ def train(
 
         def trains(rank: int) -> None:
             channel = Channel(made[rank], "r", None if rank else tell)
-            rounds = Rounds(channel, world, call, drift)
+            rounds = Rounds(channel, len(made_by(rank, 0)), call, drift)
             try:
                 steps(rank, rounds)
             except PacelineError as error:

@@ -31,7 +31,7 @@ steps, so ranks may make different numbers of steps.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from msgspec import UNSET
@@ -61,7 +61,7 @@ class Drift:
         staleness: number of rounds after which a gradient is dropped (see above); None: never.
         lead: maximum number of steps that a rank may be ahead of the slowest rank; None: no limit.
         mean: True: a rank that has several gradients pending for a round contributes their mean, in
-            which newer gradients have more weight (RNA, Sec. 3.3). False: it contributes their sum.
+            which newer gradients have more weight; see `weights`. False: it contributes their sum.
         waits: True: after its k-th step a rank waits until k rounds have ended.
         paced: True: only ranks that have completed k steps call the k-th round.
     """
@@ -92,16 +92,18 @@ class Drift:
         """Number of ages that a round distinguishes. The last bin also counts all higher ages."""
         return AGES if self.staleness is None else min(self.staleness + 1, AGES)
 
-    def weights(self, born: Sequence[int]) -> list[float]:
-        """Return the weights of a rank's gradients in its contribution to a round.
+    def weights(self, count: int) -> list[float]:
+        """Return the weights of a rank's gradients in its contribution to a round, oldest first.
 
-        For each gradient, `born` has the number of rounds that were applied to the parameters with
-        which the gradient was computed.
+        With `mean`, they are those of RNA, Sec. 3.3: Σ (t − (k − τ) + 1) g_t / Σ (t − (k − τ) + 1).
+        There, t is the rank's own iteration that computed the gradient, and k − τ is the iteration
+        of the oldest gradient. An iteration computes one gradient, so the weights are in proportion
+        to 1, 2, …, `count`, however many rounds ended in between.
         """
         if not self.mean:
-            return [1.0] * len(born)
-        weights = [rounds - min(born) + 1 for rounds in born]
-        return [weight / sum(weights) for weight in weights]
+            return [1.0] * count
+        total = count * (count + 1) / 2
+        return [number / total for number in range(1, count + 1)]
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def test_a_probed_rank_calls_as_it_ends_a_step_not_for_what_came_too_late(ranks:
 
 
 def test_gradients_of_one_rank_count_as_one_the_newest_most(ranks: Ranks) -> None:
-    """RNA, Sec. 3.3: weights 1 for one that is a round old, 2 for a new one."""
+    """RNA, Sec. 3.3: weight 1 for the older of two, 2 for the newer."""
     totals, ages = ranks.run(rounds.aged)[0]
     assert totals == [[1.0, 0.0], pytest.approx([3 / 3, 2 * 3 / 3])]
     assert ages == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]

@@ -2,9 +2,9 @@
 
 A group's reduction rounds follow the group's own speed, so the gradients of a rank that is always
 slow are not older than the gradients of a fast rank. Fast ranks also take over batches of slow
-ranks, even of other groups. If there are several nodes, the ranks of each node are a group (unless
-the parameter `groups` is "speed"), so that only the exchanges with the server cross the network.
-Between groups, a parameter server adds up the changes of each group (RNA, Sec. 4).
+ranks, even of other groups. Ranks of similar speed are one group, also on several nodes. Whole
+nodes are divided first (unless the parameter `groups` is "speed"), so that a slow node is a group
+of its own. Between groups, a parameter server adds up the changes of each group (RNA, Sec. 4).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from paceline.policies.base import Choice, Chooser, Feedback, Floats, Policy, Preset
+from paceline.policies.base import Choice, Feedback, Floats, Policy, Preset
 from paceline.policies.presets.relaxed import ON_PACELINE, RelaxedParameters, Staleness
 from paceline.policies.registry import make as policy_of
 from paceline.policies.values import LEAST_USABLE, Ints
@@ -40,8 +40,9 @@ class Grouping:
 
     The newest steps are divided into `_HISTORY_PARTS` parts. The groups change only if each part
     alone gives the same new groups, so that noise does not move a rank back and forth. With
-    `by_node`, on several nodes, the ranks of each node are a group. For `spread` see `groups`, and
-    for the other fields `HierarchicalRules`.
+    `by_node`, whole nodes are divided first. `nodes` has the index of each rank's node, [W]; None:
+    there is one node, or nodes do not matter. For `spread` and `nodes` see also `groups`, and for
+    the other fields `HierarchicalRules`.
     """
 
     spread: float
@@ -49,36 +50,31 @@ class Grouping:
     probes: int
     staleness: int
     by_node: bool = True
+    nodes: tuple[int, ...] | None = None
 
-    def on_nodes(self, nodes: Sequence[int]) -> Chooser:
-        """Return a chooser that makes the ranks of each node a group.
-
-        Return this chooser, which groups ranks by speed, if `by_node` is false or each node has a
-        single rank.
-        """
-        known = of_nodes(nodes)
-        return _ByNode(self, known) if self.by_node and len(known) < len(nodes) else self
+    def on_nodes(self, nodes: Sequence[int]) -> Grouping:
+        """See `NodeChooser.on_nodes`."""
+        return replace(self, nodes=tuple(nodes)) if self.by_node else self
 
     def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
         """See `Chooser.choose`."""
         grouping = _recall(memory, world)
         steps = len(feedback) // world
         if steps < _HISTORY_STEPS:
-            return self.choice(grouping, f"few steps are known: {steps} of {_HISTORY_STEPS}")
+            return self._choice(grouping, f"few steps are known: {steps} of {_HISTORY_STEPS}")
         rows = feedback.batches(world, _HISTORY_STEPS)
         compute_s, samples = rows.compute_s, rows.samples
         proposed = [
-            groups(step_times(*part), self.spread)
+            groups(step_times(*part), self.spread, self.nodes)
             for part in zip(
                 np.split(compute_s, _HISTORY_PARTS), np.split(samples, _HISTORY_PARTS), strict=True
             )
         ]
         if all(proposal == proposed[0] for proposal in proposed):
             grouping = proposed[0]
-        return self.choice(grouping, _words(grouping, step_times(compute_s, samples)))
+        return self._choice(grouping, _words(grouping, step_times(compute_s, samples)))
 
-    def choice(self, grouping: list[list[int]], why: str) -> Choice:
-        """Return the choice with `grouping` as groups; `why` explains it to the operator."""
+    def _choice(self, grouping: list[list[int]], why: str) -> Choice:
         return Choice(self._sync_of(grouping), why, {"groups": grouping})
 
     def _sync_of(self, grouping: list[list[int]]) -> Synchronisation:
@@ -90,15 +86,6 @@ class Grouping:
                 probes=probes, staleness=staleness, mean=True, groups=grouping, every=self.every
             )
         )
-
-
-@dataclass(frozen=True)
-class _ByNode:
-    rules: Grouping
-    nodes: list[list[int]]
-
-    def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
-        return self.rules.choice(self.nodes, f"a group for each of {len(self.nodes)} nodes")
 
 
 def _recall(memory: Mapping[str, Any], world: int) -> list[list[int]]:
@@ -123,26 +110,31 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
 
 
-def groups(times: Floats, spread: float = 1.0) -> list[list[int]]:
+def groups(
+    times: Floats, spread: float = 1.0, nodes: Sequence[int] | None = None
+) -> list[list[int]]:
     """Return groups of ranks of about the same speed (RNA, Sec. 4), sorted by their first rank.
 
-    If the times of the slowest and the fastest rank differ by more than `spread` times the mean
-    time, ranks above the mean and all others become separate groups, which are divided in the same
-    way.
+    RNA's rule: ζ is the difference between the times of the slowest and the fastest rank, and v is
+    the mean time. If ζ > v, ranks above the mean and all others become separate groups, which are
+    divided in the same way. With `nodes`, the rule first divides whole nodes, by the mean times of
+    their ranks, and then the ranks of each of these groups. So on several nodes, too, there is a
+    single group if ζ ≤ v, and ζ ≤ v holds in each group.
 
-    `times` has the mean time of each rank's step in seconds, [W]; all are above 0. `spread` is the
-    maximum difference of times within a group, as a multiple of the group's mean time; in RNA, it
-    is 1.
+    Args:
+        times: mean time of each rank's step in seconds, [W]; all are above 0.
+        spread: maximum difference of times within a group, as a multiple of the group's mean time;
+            1 in RNA.
+        nodes: index of each rank's node, [W]; None: all ranks are on one node.
     """
-    return sorted(sorted(ranks.tolist()) for ranks in _split(times, np.arange(len(times)), spread))
-
-
-def of_nodes(nodes: Sequence[int]) -> list[list[int]]:
-    """Return the ranks of each node as a group; `nodes` has the index of each rank's node, [W]."""
-    ranks: dict[int, list[int]] = {}
-    for rank, node in enumerate(nodes):
-        ranks.setdefault(node, []).append(rank)
-    return list(ranks.values())
+    of_nodes = [np.arange(len(times))]
+    if nodes is not None:
+        _, node = np.unique(nodes, return_inverse=True)
+        node_times = np.bincount(node, times) / np.bincount(node)
+        of_nodes = _split(node_times[node], of_nodes[0], spread)
+    return sorted(
+        sorted(ranks.tolist()) for whole in of_nodes for ranks in _split(times, whole, spread)
+    )
 
 
 def _split(times: Floats, ranks: Ints, spread: float) -> list[Ints]:
@@ -174,8 +166,8 @@ class RnaHierarchicalParameters(RelaxedParameters, frozen=True):
     groups: Annotated[
         Literal["auto", "speed"],
         Meta(
-            description="How ranks are grouped. auto: by node if the run has several nodes, "
-            "by speed if it has only one. speed: always by speed."
+            description="How ranks are grouped if their speeds differ by more than `spread`. auto: "
+            "whole nodes are divided first, then ranks. speed: ranks alone."
         ),
     ] = "auto"
     spread: Annotated[
@@ -223,8 +215,8 @@ def make(parameters: RnaHierarchicalParameters) -> Policy:
 
 preset = Preset(
     name="rna-hierarchical",
-    summary="Partial all-reduce within groups of ranks of one node, or of similar speed; a "
-    "parameter server connects the groups.",
+    summary="Partial all-reduce within groups of ranks of similar speed; a parameter server "
+    "connects the groups.",
     source="Yang et al., Mitigating stragglers in the decentralized training on heterogeneous "
     "clusters (RNA)",
     make=make,

@@ -273,7 +273,7 @@ class Rounds:
         tally = RoundCounts(self._drift)
         entries = self._member.contribute(tally)
         self._progress.begin()
-        weights = self._drift.weights([born for born, _, _ in entries])
+        weights = self._drift.weights(len(entries))
         extra, self._given = self._given, None
         copied_s, self._copied_s = self._copied_s, 0.0
         vector = self._vector.pack(

@@ -124,20 +124,55 @@ def test_noise_near_the_limit_moves_no_rank() -> None:
     assert changes < naive / 4
 
 
-def test_ranks_of_a_node_are_a_group() -> None:
-    nodes = np.array([0, 1, 0, 1])
-    slow_half = feedback_of(np.tile([1.0, 1.0, 5.0, 5.0], (32, 1)), 4)
+@pytest.mark.parametrize(
+    ("times", "nodes", "expected"),
+    [
+        ([1, 1, 2, 2], [0, 0, 1, 1], [[0, 1, 2, 3]]),  # ζ = 1, v = 1.5
+        ([1, 1, 5, 5], [0, 0, 1, 1], [[0, 1], [2, 3]]),  # ζ = 4, v = 3
+        ([1, 5, 1, 5], [0, 1, 0, 1], [[0, 2], [1, 3]]),
+        # Two of three nodes are about as fast: they are one group.
+        ([1, 1, 1.5, 1.5, 9, 9], [0, 0, 1, 1, 2, 2], [[0, 1, 2, 3], [4, 5]]),
+        # Nodes are alike, but each has a slow rank.
+        ([1, 1, 1, 5, 1, 1, 1, 5], [0, 0, 0, 0, 1, 1, 1, 1], [[0, 1, 2, 4, 5, 6], [3, 7]]),
+        # A slow node, and a slow rank in the other node: ranks alone would be one group with it.
+        ([1, 1, 1, 5, 6, 6, 7, 8], [0, 0, 0, 0, 1, 1, 1, 1], [[0, 1, 2], [3], [4, 5, 6, 7]]),
+        # A rank on each node.
+        ([1, 1, 4, 20], [0, 1, 2, 3], [[0, 1], [2], [3]]),
+    ],
+)
+def test_nodes_worked_by_hand(
+    times: list[float], nodes: list[int], expected: list[list[int]]
+) -> None:
+    assert groups(np.array(times, float), 1.0, nodes) == expected
+
+
+@given(st.data(), TIMES, SPREADS)
+def test_nodes_are_divided_only_where_speeds_differ(
+    data: st.DataObject, times: list[float], spread: float
+) -> None:
+    """On several nodes there are several groups if and only if ζ > v, and ζ ≤ v in each."""
+    of, each = np.array(times), st.integers(0, 3)
+    nodes = data.draw(st.lists(each, min_size=len(times), max_size=len(times)))
+    grouped = groups(of, spread, nodes)
+    assert sorted(rank for group in grouped for rank in group) == list(range(len(times)))
+    for group in grouped:
+        assert np.ptp(of[group]) <= spread * of[group].mean() * (1 + 1e-9)
+    if np.ptp(of) <= spread * of.mean() * (1 - 1e-9):
+        assert len(grouped) == 1
+    assert groups(of, spread, [7] * len(of)) == groups(of, spread)
+
+
+def test_several_nodes_are_grouped_by_speed() -> None:
+    nodes = np.array([0, 0, 0, 0, 1, 1, 1, 1])
     policy = policies.make("rna-hierarchical")
-    choice = policy.choose(slow_half, 4, {}, nodes)
-    assert rules(choice)["groups"] == [[0, 2], [1, 3]]
-    assert choice.why == "a group for each of 2 nodes"
-    assert rules(policy.choose(Feedback.empty(), 4, {}, nodes))["groups"] == [[0, 2], [1, 3]]
+    even = feedback_of(np.ones((32, 8)), 8)
+    assert rules(policy.choose(even, 8, {}, nodes)) == PARTIAL
+    assert rules(policy.choose(Feedback.empty(), 8, {}, nodes)) == PARTIAL
+    uneven = feedback_of(np.tile([1.0, 1, 1, 5, 6, 6, 7, 8], (32, 1)), 8)
+    choice = policy.choose(uneven, 8, {}, nodes)
+    assert rules(choice)["groups"] == [[0, 1, 2], [3], [4, 5, 6, 7]]
+    assert choice.why.startswith("3 groups by what a step takes: 3 ranks at 1e+03 ms, 1 ranks at")
     by_speed = policies.make("rna-hierarchical", {"groups": "speed"})
-    assert rules(by_speed.choose(slow_half, 4, {}, nodes))["groups"] == [[0, 1], [2, 3]]
-    assert rules(policy.choose(slow_half, 4, {}))["groups"] == [[0, 1], [2, 3]]
-
-
-def test_nodes_with_a_rank_each_group_nothing() -> None:
-    slow_half = feedback_of(np.tile([1.0, 1.0, 5.0, 5.0], (32, 1)), 4)
-    choice = policies.make("rna-hierarchical").choose(slow_half, 4, {}, np.arange(4))
-    assert rules(choice)["groups"] == [[0, 1], [2, 3]]
+    expected = [[0, 1, 2], [3, 4, 5, 6, 7]]
+    assert rules(by_speed.choose(uneven, 8, {}, nodes))["groups"] == expected
+    assert rules(policy.choose(uneven, 8, {}))["groups"] == expected
