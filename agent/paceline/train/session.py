@@ -22,9 +22,9 @@ from torch import nn
 
 from paceline.core.batch_limits.shapes import Shapes
 from paceline.core.errors import PacelineError
-from paceline.core.terms import Terms, length, whole
+from paceline.core.terms import PLAIN, Terms, length, whole
 from paceline.data import Sharded, Stream
-from paceline.planning.process import PLAIN, PolicyInForce
+from paceline.planning.process import PolicyInForce
 from paceline.train import mesh as lanes
 from paceline.train import stacks
 from paceline.train.batch_limits.budgeting import (
@@ -213,6 +213,9 @@ class Session:
         )
         terms, epoch_steps = planned(terms, startup)
         startup = lanes.laned(startup, mesh)
+        # A control plane plans with a policy of its own.
+        if environment.run is None:
+            here.refuse(startup.world, token_budget, stream=stream is not None)
         self.rank, self.world, self.filler = startup.rank, startup.world, startup.filler
         if startup.leads:
             environment.warn_unknown()
