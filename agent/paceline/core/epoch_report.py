@@ -77,11 +77,18 @@ def sentence(report: EpochReport) -> str:
     if other is None:
         return words
     estimated = f"(estimate: {seconds(other.epoch_s)}, {percent(other.waiting)} waiting)"
+    times = f"{ratio(report):.2f} times as fast"
     if report.policy == PLAIN:
-        ratio = report.epoch_s / other.epoch_s
-        return f"{words}; policy {other.policy} would be {ratio:.2f} times as fast {estimated}"
-    ratio = other.epoch_s / report.epoch_s
-    return f"{words}; {ratio:.2f} times as fast as equal batches {estimated}"
+        return f"{words}; policy {other.policy} would be {times} {estimated}"
+    return f"{words}; {times} as equal batches {estimated}"
+
+
+def ratio(report: EpochReport) -> float:
+    """Return how many times as fast the balanced policy is as equal batches; 1: no estimate."""
+    if report.other is None:
+        return 1.0
+    gain = report.other.epoch_s / report.epoch_s
+    return 1.0 / gain if report.policy == PLAIN else gain
 
 
 def seconds(duration_s: float) -> str:
@@ -139,15 +146,27 @@ def runs(data: Path) -> list[str]:
     return [path.name.removesuffix(_SUFFIX) for path in _files(data / FOLDER)]
 
 
-def read(data: Path, run: str) -> list[EpochReport]:
-    """Return the reports of a run, oldest first.
+def named(data: Path, prefix: str = "") -> str:
+    """Return the name of the run with this name or unique prefix; without one, the newest run.
 
     Raises:
-        InputError: no run has this name.
+        InputError: no run, or several runs, have this prefix.
+    """
+    found = [run for run in runs(data) if run.startswith(prefix)]
+    if not found:
+        which = f"whose name begins with {prefix}" if prefix else "without a server"
+        raise InputError(f"no run {which} is kept in {data / FOLDER}; --data names another folder")
+    if prefix and prefix not in found and len(found) > 1:
+        raise InputError(f"{prefix} names several runs: {', '.join(found)}")
+    return prefix if prefix in found else found[0]
+
+
+def read(data: Path, run: str) -> list[EpochReport]:
+    """Return the reports of the run with this name, oldest first.
+
+    Raises:
         PacelineError: the file cannot be read.
     """
-    if run not in runs(data):
-        raise InputError(f"no run {run} in {data / FOLDER}; `paceline report --local` names some")
     path = data / FOLDER / f"{run}{_SUFFIX}"
     try:
         lines = path.read_bytes().split(b"\n")

@@ -43,6 +43,8 @@ _SPARE = 25.0
 _LAST_S = 0.3
 # Variable of a rank's environment: the policy with which the control plane started the run.
 FIRST_POLICY = "PACELINE_FIRST_POLICY"
+# Not a policy, but the control plane's choice of policies.
+_AUTO = "auto"
 
 _plans = msgspec.msgpack.Decoder(Plan)
 _batches = msgspec.msgpack.Decoder(StepBatch)
@@ -71,6 +73,11 @@ class PolicyInForce:
             [(name, parameters)] = given.items()
         if not isinstance(name, str) or not isinstance(parameters, Mapping):
             raise TypeError(f"{what}={given!r}: give the name of a policy, or {{name: parameters}}")
+        if name == _AUTO:
+            raise ValueError(
+                f"{what}={given!r}: only a control plane can choose policies from its forecasts: "
+                "name a policy, or start the script with `paceline run` and call `paceline auto`"
+            )
         try:
             policies.make(name, parameters)
         except ValueError as error:

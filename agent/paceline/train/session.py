@@ -213,8 +213,8 @@ class Session:
         )
         terms, epoch_steps = planned(terms, startup)
         startup = lanes.laned(startup, mesh)
-        # A control plane plans with a policy of its own.
-        if environment.run is None:
+        # A control plane plans with a policy of its own, and a single rank needs no plans.
+        if environment.run is None and startup.world > 1:
             here.refuse(startup.world, token_budget, stream=stream is not None)
         self.rank, self.world, self.filler = startup.rank, startup.world, startup.filler
         if startup.leads:
