@@ -47,7 +47,7 @@ class EpochReport(msgspec.Struct, frozen=True):
     first_step: int
     steps: int
     whole: bool
-    # The policy in force at the epoch's end.
+    # The run's policy.
     policy: str
     # Duration of the steps in seconds, with loading and without what the script does between
     # epochs.

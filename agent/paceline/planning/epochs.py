@@ -57,7 +57,6 @@ class _Epoch:
     epoch: int
     first_step: int
     whole: bool
-    policy: str
     # Samples that `bsp` would deal in the epoch's next steps, in order; None: unknown.
     order: Ints | None
     # True until something makes a comparison of times unfair, or impossible.
@@ -91,12 +90,14 @@ class Epochs:
         hello: description of the attempt.
         history: the attempt's history when the first segment is adopted here.
         window: the newest feedback, which the caller keeps up to date.
+        policy: the run's policy. Before its first plan, the leader deals equal batches.
     """
 
-    def __init__(self, hello: Hello, history: History, window: Window) -> None:
+    def __init__(self, hello: Hello, history: History, window: Window, policy: str) -> None:
         self._hello = hello
         self._sizes = history.sizes
         self._window = window
+        self._policy = policy
         self._predictor = policies.make(BALANCED).predictor
         # Epoch and remaining samples at the start, which may be in the middle of an epoch.
         self._started = history.epoch, history.used
@@ -109,13 +110,13 @@ class Epochs:
         if not self._epochs or self._epochs[-1].epoch != plan.epoch:
             self._epochs.append(self._begun(plan))
         epoch = self._epochs[-1]
-        epoch.policy, epoch.ended = plan.policy, plan.epoch_end
+        epoch.ended = plan.epoch_end
         # Under relaxed synchronisation, steps differ from those of `bsp` in more than their
         # batches; and numbers of threads change how long a batch takes.
         if plan.synchroniser != ALLREDUCE or plan.threads:
             epoch.comparable = False
         epoch.open |= {step: {} for step in range(plan.first_step, plan.first_step + plan.steps)}
-        if epoch.comparable and epoch.order is not None and plan.policy != EQUAL:
+        if epoch.comparable and epoch.order is not None and self._policy != EQUAL:
             epoch.equal |= self._equal(epoch, plan)
 
     def _begun(self, plan: Plan) -> _Epoch:
@@ -124,7 +125,7 @@ class Epochs:
             used = _NONE
         order = None if self._hello.stream else self._order(plan.epoch, used)
         whole = not len(used)
-        return _Epoch(plan.epoch, plan.first_step, whole, plan.policy, order, order is not None)
+        return _Epoch(plan.epoch, plan.first_step, whole, order, order is not None)
 
     def _order(self, epoch: int, used: Ints) -> Ints:
         samples = len(self._sizes)
@@ -231,7 +232,7 @@ class Epochs:
 
     def _report(self, epoch: _Epoch) -> EpochReport:
         shares, speeds = self._speeds()
-        if epoch.policy == EQUAL:
+        if self._policy == EQUAL:
             self._balance(epoch)
         waiting = epoch.waited_s / epoch.ranks_s if epoch.ranks_s > 0 else 0.0
         return EpochReport(
@@ -239,7 +240,7 @@ class Epochs:
             epoch.first_step,
             epoch.steps,
             epoch.whole,
-            epoch.policy,
+            self._policy,
             epoch.epoch_s,
             waiting,
             epoch.se / epoch.steps,
@@ -253,7 +254,7 @@ class Epochs:
         other_s = epoch.epoch_s - epoch.longest_s + epoch.other_s
         if not (epoch.comparable and epoch.other_s > 0 and other_s > 0):
             return None
-        policy = BALANCED if epoch.policy == EQUAL else EQUAL
+        policy = BALANCED if self._policy == EQUAL else EQUAL
         return Estimate(policy, other_s, epoch.other_idle_s / other_s)
 
     def _speeds(self) -> tuple[list[float], list[float]]:

@@ -39,8 +39,9 @@ from paceline.wire import LOCAL, Hello, Plan, StepBatch
 _ALIVE_S = 1.0
 # The ranks need the cores, so segments are planned again less often than by a controller.
 _SPARE = 25.0
-# Once training has ended, the process waits this many seconds for the ranks' last records.
-_LAST_S = 0.3
+# Once training has ended, the process reports an epoch that the script left early after this many
+# seconds without further records.
+_LAST_S = 1.0
 # Variable of a rank's environment: the policy with which the control plane started the run.
 FIRST_POLICY = "PACELINE_FIRST_POLICY"
 # Not a policy, but the control plane's choice of policies.
@@ -184,7 +185,9 @@ def _plan_for(rank: Connection, parent: int) -> None:
     interpret_until(policies.warm_up)
     planner = Planner(*_attempt(begin), source=LOCAL, spare=_SPARE)
     planner.use(None if policy.name == PLAIN else policy, begin.policy.version)
-    epochs = None if begin.reports is None else Epochs(hello, planner.history, planner.window)
+    epochs = None
+    if begin.reports is not None:
+        epochs = Epochs(hello, planner.history, planner.window, policy.name)
     heard: SimpleQueue[Segment | Measured | Ended] = SimpleQueue()
     # A thread reads, because rank 0 does not read plans while it waits to write.
     threading.Thread(target=_read, args=[rank, heard], daemon=True).start()

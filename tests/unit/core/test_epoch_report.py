@@ -80,7 +80,7 @@ def test_a_run_is_named_by_a_beginning(tmp_path: Path) -> None:
         keep(tmp_path / "local" / f"{name}.jsonl", REPORT)
     assert named(tmp_path) == "20261202-b-1"
     assert named(tmp_path, "20261201-a-1") == "20261201-a-1"
-    with pytest.raises(InputError, match="several runs: 20261201-a-12, 20261201-a-1$"):
+    with pytest.raises(InputError, match=r"several runs: 20261201-a-12, 20261201-a-1$"):
         named(tmp_path, "20261201")
     with pytest.raises(InputError, match="begins with 2027"):
         named(tmp_path, "2027")

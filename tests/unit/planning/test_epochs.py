@@ -37,7 +37,7 @@ class Training:
         history, window = History(self.hello), Window(WORLD, self.hello.attempt)
         self.planner = Planner(history, window, "local")
         self.planner.use(policies.make(policy), 0)
-        self.epochs = Epochs(self.hello, history, window)
+        self.epochs = Epochs(self.hello, history, window, policy)
         self._a_s = np.array(a_s)
         self._seq = 0
 
@@ -117,6 +117,15 @@ def test_nothing_is_estimated_from_a_few_steps() -> None:
     assert report.other is None
 
 
+def test_coasted_steps_count_as_equal_batches() -> None:
+    run = Training("bsp", [1e-4, 1e-4, 3e-4])
+    run.epochs = Epochs(run.hello, History(run.hello), run.planner.window, "paceline")
+    *_, report = run.run()
+    assert report.policy == "paceline"
+    assert report.other is not None
+    assert report.other.epoch_s == pytest.approx(report.epoch_s)
+
+
 def test_nothing_is_estimated_under_relaxed_synchronisation() -> None:
     run = Training("local-sgd", [1e-4, 1e-4, 3e-4])
     assert [report.other for report in run.run()] == [None, None]
@@ -166,7 +175,7 @@ def test_an_epoch_that_was_resumed_is_a_part() -> None:
 def test_a_stream_is_measured_only() -> None:
     run = Training("paceline", [1e-4] * WORLD)
     streamed = msgspec.structs.replace(run.hello, sizes=b"", stream=True)
-    epochs = Epochs(streamed, History(streamed), run.planner.window)
+    epochs = Epochs(streamed, History(streamed), run.planner.window, "paceline")
     plan = run.plan()
     epochs.adopt(plan)
     epochs.add(run.measure(plan))

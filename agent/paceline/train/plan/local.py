@@ -58,7 +58,7 @@ _BACK_S = 5.0
 _RETRY_S, _MOST_RETRY_S = 2.0, 60.0
 _CLOSE_S = 2.0
 # Once training has ended, the thread waits at most this many seconds for the last epoch's report.
-_LAST_REPORT_S = 1.5
+_LAST_REPORT_S = 3.0
 # Size of the newest entries of the queue that are kept for each rank: over 100 records.
 _KEPT_BYTES = 16_384
 # A controller answers if it proposes one of the next segments, or is at most this many late.
@@ -144,7 +144,7 @@ class LocalPlanner:
         """End the thread and the process."""
         self._closing = True
         self._wake_up()
-        self._thread.join(_CLOSE_S)
+        self._thread.join(_CLOSE_S + _LAST_REPORT_S)
         if not self._thread.is_alive():
             os.close(self._wake)
             os.close(self._woken)
