@@ -48,7 +48,7 @@ def train(
     """
     trained, deadline = Trained(), time.monotonic() + DEADLINE_S
     log = logging.getLogger("paceline")
-    handler = _Lines(trained.lines)
+    handler = Lines(trained.lines)
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
@@ -60,7 +60,7 @@ def train(
         log.setLevel(logging.NOTSET)
 
 
-class _Lines(logging.Handler):
+class Lines(logging.Handler):
     def __init__(self, lines: list[str]) -> None:
         super().__init__(logging.INFO)
         self._lines = lines

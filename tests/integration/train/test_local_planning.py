@@ -101,6 +101,19 @@ def test_each_epoch_is_reported(ranks: Ranks, tmp_path: Path, policy: str) -> No
     assert {last.policy, last.other.policy} == {"bsp", "paceline"}
 
 
+def test_a_script_that_sets_up_no_logging_sees_the_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lone = logging.Logger("paceline.lone")
+    monkeypatch.setattr(local, "logger", lone)
+    local._print("epoch 3 took 62.7 s")
+    assert capsys.readouterr().err == "paceline: epoch 3 took 62.7 s\n"
+    lines = list[str]()
+    lone.addHandler(local_planning.Lines(lines))
+    local._print("epoch 4 took 62.7 s")
+    assert (capsys.readouterr().err, lines) == ("", ["epoch 4 took 62.7 s"])
+
+
 def test_a_policy_that_rank_0_cannot_use_is_refused(ranks: Ranks) -> None:
     options = {"token_budget": 48.0, "seed": 3}
     with pytest.raises(RankError, match="policy='ad-psgd': ad-psgd relaxes synchronisation, so"):
