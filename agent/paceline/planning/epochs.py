@@ -8,8 +8,9 @@ Each report compares the epoch with equal batches (`bsp`). For each step, the ba
 would have dealt are known: the epoch's order is `DistributedSampler`'s. The longest compute time
 that was measured in the step is multiplied by a ratio of fitted times: the longest of the equal
 batches, divided by the longest of the batches that were trained. The rest of the step, such as the
-communication, stays as measured. If `bsp` is in force, the policy `paceline` is compared in the
-same way, but with one ratio for the whole epoch, from the epoch's first steps.
+communication, stays as measured, and so does the waiting that fitted times do not explain. If `bsp`
+is in force, the policy `paceline` is compared in the same way, but with one ratio for the whole
+epoch, from the epoch's first steps.
 """
 
 from __future__ import annotations
@@ -76,11 +77,12 @@ class _Epoch:
     ranks_s: float = 0.0
     se: float = 0.0
     ended_at: float = 0.0
-    # Sum of the longest compute time of each step; the same under the other policy; and that,
-    # multiplied by the fraction of it in which the ranks are idle on average.
+    # Sum of the longest compute time of each step; and the same under the other policy.
     longest_s: float = 0.0
     other_s: float = 0.0
-    other_idle_s: float = 0.0
+    # Mean time that a rank waits, according to the fitted times: under the other policy, minus as
+    # trained.
+    more_waiting_s: float = 0.0
 
 
 class Epochs:
@@ -219,7 +221,8 @@ class Epochs:
         before, after = models.ett(trained), models.ett(dealt_)
         other_s = longest_s * after.max(axis=1) / before.max(axis=1)
         epoch.other_s += float(other_s.sum())
-        epoch.other_idle_s += float((other_s * _idle(after)).sum())
+        waiting_s = other_s * _idle(after) - longest_s * _idle(before)
+        epoch.more_waiting_s += float(waiting_s.sum())
 
     def _models(self) -> Models | None:
         """Return the ranks' speeds; None: they are not known well yet."""
@@ -255,7 +258,8 @@ class Epochs:
         if not (epoch.comparable and epoch.other_s > 0 and other_s > 0):
             return None
         policy = BALANCED if self._policy == EQUAL else EQUAL
-        return Estimate(policy, other_s, epoch.other_idle_s / other_s)
+        waited_s = epoch.waited_s / self._hello.world + epoch.more_waiting_s
+        return Estimate(policy, other_s, max(0.0, waited_s) / other_s)
 
     def _speeds(self) -> tuple[list[float], list[float]]:
         """Return each rank's share of the load and its speed in the newest steps."""
@@ -287,8 +291,8 @@ class Epochs:
         before, after = ett(EQUAL), ett(BALANCED)
         ratio = float(after.max(axis=1).sum() / before.max(axis=1).sum())
         epoch.other_s = epoch.longest_s * ratio
-        of_each = after.max(axis=1)
-        epoch.other_idle_s = epoch.other_s * float((of_each * _idle(after)).sum() / of_each.sum())
+        epoch.more_waiting_s = epoch.other_s * _mean_idle(after)
+        epoch.more_waiting_s -= epoch.longest_s * _mean_idle(before)
 
 
 def _rounded(values: Floats) -> list[float]:
@@ -303,3 +307,8 @@ def _idle(ett_s: Floats) -> Floats:
     """
     idle: Floats = 1.0 - ett_s.mean(axis=1) / ett_s.max(axis=1)
     return idle
+
+
+def _mean_idle(ett_s: Floats) -> float:
+    """Return the fraction of all steps together in which the ranks wait, on average."""
+    return float(np.average(_idle(ett_s), weights=ett_s.max(axis=1)))

@@ -133,7 +133,8 @@ class Session:
             Use `mesh` for models that `fully_shard` has sharded over this mesh.
         policy: the policy by which rank 0 balances the ranks, unless a control plane does: its
             name, or ``{name: parameters}``. The environment variable ``PACELINE_POLICY``, a name or
-            JSON, replaces it. "bsp": equal local batches, as under DDP.
+            JSON, replaces it. "bsp": equal local batches, as under DDP. Without a control plane,
+            rank 0 prints at the end of each epoch what was measured and gained.
         prove: before its first step, a run that may be balanced computes the gradient of a few
             samples in one batch and in uneven local batches. If the gradients differ, the ranks
             train with equal local batches, and a warning gives the reason. False: skip this check.

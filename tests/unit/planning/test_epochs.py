@@ -88,6 +88,7 @@ def test_the_estimate_is_what_equal_batches_take(a_s: list[float]) -> None:
     assert balanced.other.epoch_s == pytest.approx(equal.epoch_s, rel=0.02)
     assert balanced.other.waiting == pytest.approx(equal.waiting, abs=0.02)
     assert equal.other.epoch_s == pytest.approx(balanced.epoch_s, rel=0.1)
+    assert equal.other.waiting == pytest.approx(balanced.waiting, abs=0.05)
 
 
 def test_measurements_are_those_of_the_ranks() -> None:
