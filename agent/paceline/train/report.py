@@ -139,7 +139,7 @@ class Emitter:
             self.feed()
             messages = self._collect()
             if self._times is not None:
-                self._send_times(self._times, messages, closing)
+                self._send_times(self._times, messages)
             if self._sink is not None:
                 self._send(self._sink, messages, closing)
             for message in messages:
@@ -151,13 +151,13 @@ class Emitter:
         if self._sink is not None:
             self._sink.close(self.dropped)
 
-    def _send_times(
-        self, times: TimesQueue, messages: list[Message | threading.Event], closing: bool
-    ) -> None:
+    def _send_times(self, times: TimesQueue, messages: list[Message | threading.Event]) -> None:
+        awaited = False
         for message in messages:
             if isinstance(message, StepBatch):
                 times.add(message.records)
-        times.send(now=closing)
+            awaited = awaited or isinstance(message, threading.Event)
+        times.send(now=awaited)
 
     def _send(self, sink: Sink, messages: list[Message | threading.Event], closing: bool) -> None:
         sink.retry()

@@ -41,6 +41,9 @@ from paceline.wire import MOST_WHY, TELEMETRY, Adopted, Fallback, Hello, RankDev
 
 logger = logging.getLogger(__name__)
 
+# Maximum number of seconds that a rank waits at its end until its last records are sent.
+_HANDED_OVER_S = 1.0
+
 
 @dataclass(frozen=True)
 class Wiring:
@@ -56,6 +59,13 @@ class Wiring:
     on_fallback: OnFallback | None
     # Stack whose exit ends the background threads.
     exit_stack: ExitStack
+    # True if rank 0 reports the epochs, for which it needs the last records of all ranks.
+    reports_epochs: bool = False
+
+    def hand_over(self) -> None:
+        """Send this rank's last records to rank 0, before rank 0 can end the store."""
+        if self.reports_epochs and isinstance(self.reporter, Reporter):
+            self.reporter.reported().wait(_HANDED_OVER_S)
 
     def close(self, *, ran_out: bool, failed: Callable[[], bool]) -> None:
         """End the background threads within a few seconds; they deliver pending messages first.
@@ -138,6 +148,7 @@ def connect(
             RoundReporter(emitter, attempt, rank) if emitter is not None else None,
             _on_fallback(emitter, attempt) if emitter is not None and rank == 0 else None,
             exit_stack.pop_all(),
+            reports_epochs=may_plan and environment.data is not None,
         )
 
 
