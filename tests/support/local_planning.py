@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import psutil
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 import paceline
+from paceline.train.plan import local
 from support import sessions
 from support.waiting import DEADLINE_S
 
@@ -27,6 +30,11 @@ class Trained:
     loads: list[list[float]] = field(default_factory=list)
     # Of the segments that were adopted in the epoch; on rank 0.
     sources: list[list[str]] = field(default_factory=list)
+    # Their kinds of synchronisation.
+    kinds: list[list[str]] = field(default_factory=list)
+    epoch_s: list[float] = field(default_factory=list)
+    # The reports of epochs that were logged.
+    lines: list[str] = field(default_factory=list)
     parameters: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
@@ -39,12 +47,44 @@ def train(
         kills: how often the planning process is killed after such an epoch.
     """
     trained, deadline = Trained(), time.monotonic() + DEADLINE_S
+    log = logging.getLogger("paceline")
+    handler = Lines(trained.lines)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        # The planning process of a busy machine is slow.
+        with mock.patch.object(local, "_LAST_REPORT_S", DEADLINE_S):
+            return _train(trained, deadline, count, options, epochs, kills)
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(logging.NOTSET)
+
+
+class Lines(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(logging.INFO)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith("epoch "):
+            self._lines.append(record.getMessage())
+
+
+def _train(
+    trained: Trained,
+    deadline: float,
+    count: int,
+    options: dict[str, Any],
+    epochs: int | None,
+    kills: int,
+) -> Trained:
     session = paceline.Session(sessions.Sized(count), **options)
     loader = session.loader()
     model = session.wrap(sessions.network())
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     for epoch in session.epochs(10_000):
         samples, loads, sources = list[int](), list[float](), list[str]()
+        kinds, began = list[str](), time.monotonic()
         for indices, x, y in loader:
             samples += indices.tolist() if session.batch.samples else []
             loads.append(session.batch.load)
@@ -54,9 +94,12 @@ def train(
             optimizer.step()
             if (wiring := session._loop.wiring) and wiring.leader and wiring.leader._last:
                 sources.append(wiring.leader._last.source)
+                kinds.append(type(wiring.leader._last.synchroniser).__name__)
         trained.samples.append(samples)
         trained.loads.append(loads)
         trained.sources.append(sources)
+        trained.kinds.append(kinds)
+        trained.epoch_s.append(time.monotonic() - began)
         done = [epoch + 1 == epochs]
         if epochs is None:
             planned = set(sources) == {"local"}

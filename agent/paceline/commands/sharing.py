@@ -1,4 +1,4 @@
-"""`paceline report` and `paceline trace`: write files about a run, for sharing or inspection."""
+"""`paceline report` and `paceline trace`: show a run, or write it to a file for others."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.commands.options import Connection, Json, RunId, grouped
-from paceline.commands.printing import print_json
+from paceline.commands.options import Connection, Data, Json, RunId, grouped
+from paceline.commands.printing import print_json, print_table
 from paceline.core.errors import InputError, PacelineError
+
+if TYPE_CHECKING:
+    from paceline.core.epoch_report import EpochReport
 
 Steps = Annotated[
     str | None,
@@ -36,6 +39,14 @@ _Output = Annotated[
 ]
 
 
+_COLUMNS = (
+    *("epoch", "policy", "steps", "time", "waiting", "SE"),
+    *("estimate of the other policy: time, waiting", "times as fast"),
+)
+# Maximum number of other runs that `paceline report --local` names.
+_OTHERS = 5
+
+
 def register(app: typer.Typer) -> None:
     """Add both commands to the command line."""
     app.command("report")(report)
@@ -45,12 +56,39 @@ def register(app: typer.Typer) -> None:
 @grouped
 def report(
     *,
-    run_id: RunId,
+    run_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="ID of a run, or a unique prefix of its ID. With --local: the name of a run, or a "
+            "prefix.",
+            show_default="with --local: the newest run",
+        ),
+    ] = None,
+    local: Annotated[
+        bool,
+        typer.Option(
+            "--local",
+            help="Print the epochs of a run that trained on this machine without a server.",
+        ),
+    ] = False,
     output: _Output = None,
+    data: Data = None,
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Write a run's report as one HTML file, which a browser can show without the server."""
+    """Write a run's report as one HTML file, which a browser can show without the server.
+
+    With --local, print what rank 0 kept of a run without a server: for each epoch the time, the
+    waiting and the estimated gain, and each rank's speed.
+    """
+    if local:
+        if output is not None:
+            raise InputError("--output: leave it out with --local, which prints the report")
+        _print_local(run_id or "", data, as_json)
+        return
+    if run_id is None:
+        raise InputError("name a run, or give --local for a run without a server")
     with connection.client() as client:
         run = client.run(run_id)
         if as_json:
@@ -90,6 +128,55 @@ def range_of(text: str | None) -> dict[str, Any]:
         raise InputError(f"--steps {text}: give FIRST:LAST, such as 100:200")
     both = {"from": match[1], "to": match[2]}
     return {name: int(step) for name, step in both.items() if step is not None}
+
+
+def _print_local(run: str, data: Path | None, as_json: bool) -> None:
+    from msgspec import to_builtins
+
+    from paceline.core import epoch_report
+    from paceline.node import rundir
+
+    folder = (data or rundir.default_data()).expanduser().absolute()
+    run = epoch_report.named(folder, run)
+    reports = epoch_report.read(folder, run)
+    if as_json:
+        print_json({"run": run, "epochs": to_builtins(reports)})
+        return
+    typer.echo(f"run {run}")
+    print_table(_COLUMNS, [_row(each) for each in reports])
+    if reports:
+        last = reports[-1]
+        ranks = enumerate(zip(last.shares, last.speeds, strict=True))
+        print_table(
+            ("rank", "share of the load", "speed, size units per s"),
+            [
+                {
+                    "rank": rank,
+                    "share of the load": f"{100 * share:.1f} %",
+                    "speed, size units per s": f"{speed:,g}",
+                }
+                for rank, (share, speed) in ranks
+            ],
+        )
+    others = [name for name in epoch_report.runs(folder) if name != run]
+    if others:
+        more = f" and {len(others) - _OTHERS} more" if len(others) > _OTHERS else ""
+        typer.echo(f"other runs: {', '.join(others[:_OTHERS])}{more}")
+
+
+def _row(report: EpochReport) -> dict[str, str]:
+    from paceline.core.epoch_report import percent, ratio, seconds
+
+    other = report.other
+    estimate = gain = ""
+    if other is not None:
+        estimate = f"{seconds(other.epoch_s)}, {percent(other.waiting)} ({other.policy})"
+        gain = f"{ratio(report):.2f}"
+    cells = (
+        *(str(report.epoch), report.policy, str(report.steps), seconds(report.epoch_s)),
+        *(percent(report.waiting), f"{report.se:.2f}", estimate, gain),
+    )
+    return dict(zip(_COLUMNS, cells, strict=True))
 
 
 def _write(path: Path, parts: Iterable[bytes]) -> None:

@@ -1,9 +1,9 @@
 """Planning process of rank 0, in which an attempt is planned while no controller plans it.
 
 The process gets an attempt over a socket: a `Begin`, then what the ranks report and the leader
-adopts. It sends back encoded plans. It is a process and not a thread so
-that rank 0, which trains, does not share an interpreter with it. It ends when rank 0 closes the
-socket or ends.
+adopts. It sends back encoded plans, and without a server an `EpochReport` at the end of each epoch.
+Under `bsp` it plans nothing. It is a process and not a thread so that rank 0, which trains, does
+not share an interpreter with it. It ends when rank 0 closes the socket or ends.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
 
 from paceline import policies
+from paceline.core.epoch_report import EpochReport, keep
+from paceline.core.terms import PLAIN
+from paceline.planning.epochs import Epochs
 from paceline.planning.feedback import Window
 from paceline.planning.followed import Followed
 from paceline.planning.history import History
 from paceline.planning.planner import Planner
+from paceline.policies import Policy
 from paceline.policies.jit import interpret_until
 from paceline.policies.streams import problem_of
 from paceline.wire import LOCAL, Hello, Plan, StepBatch
@@ -34,10 +39,13 @@ from paceline.wire import LOCAL, Hello, Plan, StepBatch
 _ALIVE_S = 1.0
 # The ranks need the cores, so segments are planned again less often than by a controller.
 _SPARE = 25.0
-# The policy whose segments a leader makes without plans: equal local batches, in the epoch's order.
-PLAIN = "bsp"
+# Once training has ended, the process reports an epoch that the script left early after this many
+# seconds without further records.
+_LAST_S = 1.0
 # Variable of a rank's environment: the policy with which the control plane started the run.
 FIRST_POLICY = "PACELINE_FIRST_POLICY"
+# Not a policy, but the control plane's choice of policies.
+_AUTO = "auto"
 
 _plans = msgspec.msgpack.Decoder(Plan)
 _batches = msgspec.msgpack.Decoder(StepBatch)
@@ -66,11 +74,37 @@ class PolicyInForce:
             [(name, parameters)] = given.items()
         if not isinstance(name, str) or not isinstance(parameters, Mapping):
             raise TypeError(f"{what}={given!r}: give the name of a policy, or {{name: parameters}}")
+        if name == _AUTO:
+            raise ValueError(
+                f"{what}={given!r}: only a control plane can choose policies from its forecasts: "
+                "name a policy, or start the script with `paceline run` and call `paceline auto`"
+            )
         try:
             policies.make(name, parameters)
         except ValueError as error:
             raise ValueError(f"{what}={given!r}: {error}") from None
         return PolicyInForce(name, dict(parameters))
+
+    def made(self, world: int, token_budget: float | None, *, stream: bool) -> Policy:
+        """Make the policy for a run of `world` ranks.
+
+        Raises:
+            ValueError: the policy is not installed, or cannot plan this run.
+        """
+        policy = policies.make(self.name, self.parameters, world)
+        refused = policies.unsuited(policy, token_budget)
+        if stream:
+            refused = refused or problem_of(policy)
+        if refused is not None:
+            raise ValueError(refused)
+        return policy
+
+    def refuse(self, world: int, token_budget: float | None, *, stream: bool) -> None:
+        """Raise a ValueError that names the policy if rank 0 cannot plan a run with it."""
+        try:
+            self.made(world, token_budget, stream=stream)
+        except ValueError as error:
+            raise ValueError(f"policy={self.name!r}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -82,12 +116,14 @@ class Begin:
         followed: summary of the attempt's adopted segments.
         measured: the ranks' newest records, as encoded `StepBatch`es.
         policy: the policy in force.
+        reports: file to which the epochs' reports are appended; None: no reports are made.
     """
 
     hello: Hello
     followed: Followed
     measured: list[bytes]
     policy: PolicyInForce
+    reports: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +138,19 @@ class Measured:
     """Ranks have reported steps, an encoded `StepBatch`."""
 
     batch: bytes
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Training has ended; the ranks' last records may still arrive."""
+
+
+@dataclass(frozen=True)
+class Reported:
+    """To rank 0: the report of an epoch, and why it could not be kept; empty: it was kept."""
+
+    report: EpochReport
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,31 +177,38 @@ def _plan_for(rank: Connection, parent: int) -> None:
     begin = rank.recv()
     assert isinstance(begin, Begin)
     try:
-        policy = policies.make(begin.policy.name, begin.policy.parameters, begin.hello.world)
-        refused = policies.unsuited(policy, begin.hello.token_budget)
-        if begin.hello.stream:
-            refused = refused or problem_of(policy)
-        if refused is not None:
-            raise ValueError(refused)
+        hello = begin.hello
+        policy = begin.policy.made(hello.world, hello.token_budget, stream=hello.stream)
     except ValueError as error:
         rank.send(Failed(str(error), for_good=True))
         return
     interpret_until(policies.warm_up)
     planner = Planner(*_attempt(begin), source=LOCAL, spare=_SPARE)
-    planner.use(policy, begin.policy.version)
-    heard: SimpleQueue[Segment | Measured] = SimpleQueue()
+    planner.use(None if policy.name == PLAIN else policy, begin.policy.version)
+    epochs = None
+    if begin.reports is not None:
+        epochs = Epochs(hello, planner.history, planner.window, policy.name)
+    heard: SimpleQueue[Segment | Measured | Ended] = SimpleQueue()
     # A thread reads, because rank 0 does not read plans while it waits to write.
     threading.Thread(target=_read, args=[rank, heard], daemon=True).start()
+    ended, patience_s = False, _ALIVE_S
     while True:
         while not (planner.is_due() and heard.empty()):
             try:
-                message = heard.get(timeout=_ALIVE_S)
+                message = heard.get(timeout=patience_s)
             except Empty:
                 # Another process may hold rank 0's side of the socket: then no end of file comes.
                 if os.getppid() != parent:
                     return
-                continue
-            _hear(planner, message)
+                if ended and epochs is not None:
+                    epochs.close()
+            else:
+                ended = ended or isinstance(message, Ended)
+                _hear(planner, epochs, message)
+            if epochs is not None and begin.reports is not None:
+                for report in epochs.finished():
+                    rank.send(_kept(begin.reports, report))
+            patience_s = _LAST_S if ended else _ALIVE_S
         try:
             made = planner.plan()
         # Policies are plug-ins, so any error can occur.
@@ -162,7 +218,15 @@ def _plan_for(rank: Connection, parent: int) -> None:
             rank.send(msgspec.msgpack.encode(made))
 
 
-def _read(rank: Connection, heard: SimpleQueue[Segment | Measured]) -> None:
+def _kept(path: Path, report: EpochReport) -> Reported:
+    try:
+        keep(path, report)
+    except OSError as error:
+        return Reported(report, f"{path.parent} cannot be written: {error.strerror or error}")
+    return Reported(report)
+
+
+def _read(rank: Connection, heard: SimpleQueue[Segment | Measured | Ended]) -> None:
     try:
         while True:
             heard.put(rank.recv())
@@ -178,8 +242,14 @@ def _attempt(begin: Begin) -> tuple[History, Window]:
     return begin.followed.history(begin.hello), window
 
 
-def _hear(planner: Planner, message: Segment | Measured) -> None:
+def _hear(planner: Planner, epochs: Epochs | None, message: Segment | Measured | Ended) -> None:
     if isinstance(message, Segment):
-        planner.adopt(_plans.decode(message.plan))
-    else:
-        planner.add(_batches.decode(message.batch).records)
+        plan = _plans.decode(message.plan)
+        planner.adopt(plan)
+        if epochs is not None:
+            epochs.adopt(plan)
+    elif isinstance(message, Measured):
+        records = _batches.decode(message.batch).records
+        planner.add(records)
+        if epochs is not None:
+            epochs.add(records)

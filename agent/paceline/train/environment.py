@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 
 from paceline import observation
-from paceline.core import reform
-from paceline.planning.process import FIRST_POLICY, PLAIN, PolicyInForce
+from paceline.core import epoch_report, reform
+from paceline.core.terms import PLAIN
+from paceline.node import rundir
+from paceline.planning.process import FIRST_POLICY, PolicyInForce
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +60,9 @@ class Environment:
     # True if PACELINE_SERVER, the address of a server, is set. Paceline's launchers do not pass
     # that variable to ranks.
     server: bool = False
+    # Data directory in which rank 0 keeps reports of the epochs of a run without a control plane.
+    # None: rank 0 reports no epochs.
+    data: Path | None = None
 
     @staticmethod
     def read(variables: Mapping[str, str]) -> Environment:
@@ -98,6 +103,7 @@ class Environment:
             policy=_policy(variables),
             first_policy=None if attempt else _first_policy(variables),
             server=bool(variables.get("PACELINE_SERVER")),
+            data=_data(variables),
         )
 
     def warn_unknown(self) -> None:
@@ -135,8 +141,10 @@ class Environment:
         return self.apart()
 
     def apart(self) -> Environment:
-        """Return the environment without a control plane."""
-        return replace(self, run=None, bus=None, key=None, spool=None, reform=None, memory=None)
+        """Return the environment without a control plane and without reports."""
+        return replace(
+            self, run=None, bus=None, key=None, spool=None, reform=None, memory=None, data=None
+        )
 
 
 def _key(variables: Mapping[str, str]) -> bytes | None:
@@ -145,6 +153,22 @@ def _key(variables: Mapping[str, str]) -> bytes | None:
         return bytes.fromhex(text) or None
     except ValueError:
         raise ValueError("PACELINE_KEY must be hexadecimal") from None
+
+
+def _data(variables: Mapping[str, str]) -> Path | None:
+    reports = variables.get(epoch_report.VARIABLE)
+    if reports and reports != epoch_report.OFF:
+        raise ValueError(
+            f"{epoch_report.VARIABLE} is {reports!r}: set it to {epoch_report.OFF!r}, or not at all"
+        )
+    if reports or variables.get("PACELINE_RUN"):
+        return None
+    given = variables.get("PACELINE_DATA")
+    try:
+        return Path(given).expanduser().absolute() if given else rundir.default_data()
+    # This user has no home directory.
+    except RuntimeError:
+        return None
 
 
 def _policy(variables: Mapping[str, str]) -> PolicyInForce | None:

@@ -80,6 +80,8 @@ class Loop(TrainingState):
         if wiring is not None:
             wiring.follower.close()
         if startup is not None and not startup.leads:
+            if wiring is not None:
+                wiring.hand_over()
             self._disconnect()
             # Rank 0, which hosts the store, may have ended first.
             with contextlib.suppress(RuntimeError):

@@ -152,10 +152,12 @@ class Emitter:
             self._sink.close(self.dropped)
 
     def _send_times(self, times: TimesQueue, messages: list[Message | threading.Event]) -> None:
+        awaited = False
         for message in messages:
             if isinstance(message, StepBatch):
                 times.add(message.records)
-        times.send()
+            awaited = awaited or isinstance(message, threading.Event)
+        times.send(now=awaited)
 
     def _send(self, sink: Sink, messages: list[Message | threading.Event], closing: bool) -> None:
         sink.retry()

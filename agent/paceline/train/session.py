@@ -22,9 +22,9 @@ from torch import nn
 
 from paceline.core.batch_limits.shapes import Shapes
 from paceline.core.errors import PacelineError
-from paceline.core.terms import Terms, length, whole
+from paceline.core.terms import PLAIN, Terms, length, whole
 from paceline.data import Sharded, Stream
-from paceline.planning.process import PLAIN, PolicyInForce
+from paceline.planning.process import PolicyInForce
 from paceline.train import mesh as lanes
 from paceline.train import stacks
 from paceline.train.batch_limits.budgeting import (
@@ -133,7 +133,8 @@ class Session:
             Use `mesh` for models that `fully_shard` has sharded over this mesh.
         policy: the policy by which rank 0 balances the ranks, unless a control plane does: its
             name, or ``{name: parameters}``. The environment variable ``PACELINE_POLICY``, a name or
-            JSON, replaces it. "bsp": equal local batches, as under DDP.
+            JSON, replaces it. "bsp": equal local batches, as under DDP. Without a control plane,
+            rank 0 prints at the end of each epoch what was measured and gained.
         prove: before its first step, a run that may be balanced computes the gradient of a few
             samples in one batch and in uneven local batches. If the gradients differ, the ranks
             train with equal local batches, and a warning gives the reason. False: skip this check.
@@ -213,6 +214,9 @@ class Session:
         )
         terms, epoch_steps = planned(terms, startup)
         startup = lanes.laned(startup, mesh)
+        # A control plane plans with a policy of its own, and a single rank needs no plans.
+        if environment.run is None and startup.world > 1:
+            here.refuse(startup.world, token_budget, stream=stream is not None)
         self.rank, self.world, self.filler = startup.rank, startup.world, startup.filler
         if startup.leads:
             environment.warn_unknown()

@@ -45,12 +45,12 @@ class TimesQueue:
         """Add records; `send` sends them."""
         self._records += records
 
-    def send(self) -> None:
-        """Send the records, unless the last ones were sent just now."""
-        now = time.monotonic()
-        if not self._records or now < self._next:
+    def send(self, *, now: bool = False) -> None:
+        """Send the records, unless the last ones were sent just now and `now` is False."""
+        at = time.monotonic()
+        if not self._records or (at < self._next and not now):
             return
-        batch, self._records, self._next = StepBatch(self._records), [], now + self._period_s
+        batch, self._records, self._next = StepBatch(self._records), [], at + self._period_s
         # The store ends with rank 0, and with it the need for records.
         try:
             packed = msgspec.msgpack.encode(batch)

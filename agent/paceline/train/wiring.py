@@ -7,6 +7,7 @@ iteration a session has no background threads, and the control plane has no `Hel
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,8 +16,11 @@ from dataclasses import dataclass, field
 import torch
 
 from paceline.core.batch_limits.devices import summary
+from paceline.core.epoch_report import new_file
+from paceline.core.terms import PLAIN
 from paceline.core.version import __version__
 from paceline.node.spool import Spool
+from paceline.planning.process import PolicyInForce
 from paceline.train.checkpoint.position import Position
 from paceline.train.context import RunContext
 from paceline.train.environment import Environment
@@ -37,6 +41,9 @@ from paceline.wire import MOST_WHY, TELEMETRY, Adopted, Fallback, Hello, RankDev
 
 logger = logging.getLogger(__name__)
 
+# Maximum number of seconds that a rank waits at its end until its last records are sent.
+_HANDED_OVER_S = 1.0
+
 
 @dataclass(frozen=True)
 class Wiring:
@@ -52,6 +59,13 @@ class Wiring:
     on_fallback: OnFallback | None
     # Stack whose exit ends the background threads.
     exit_stack: ExitStack
+    # True if rank 0 reports the epochs, for which it needs the last records of all ranks.
+    reports_epochs: bool = False
+
+    def hand_over(self) -> None:
+        """Send this rank's last records to rank 0, before rank 0 can end the store."""
+        if self.reports_epochs and isinstance(self.reporter, Reporter):
+            self.reporter.reported().wait(_HANDED_OVER_S)
 
     def close(self, *, ran_out: bool, failed: Callable[[], bool]) -> None:
         """End the background threads within a few seconds; they deliver pending messages first.
@@ -86,7 +100,9 @@ def connect(
     # The exit stack ends the threads if a later part cannot be made.
     with ExitStack() as exit_stack:
         # Rank 0 plans if there is no control plane, and while its controllers are away.
-        may_plan = startup.world > 1 and (context.policy or environment.bus) is not None
+        plans = (context.policy or environment.bus) is not None
+        # Under `bsp` without a control plane, a process beside rank 0 reports the epochs.
+        may_plan = startup.world > 1 and (plans or environment.data is not None)
         reports = run is not None or may_plan
         if startup.speaks and reports:
             emitter = emitter_of(
@@ -106,17 +122,13 @@ def connect(
             if (stream := _control_stream(environment, proposals)) is not None:
                 exit_stack.callback(stream.close)
             if may_plan and hello is not None:
-                alone = stream is None
-                policy = context.policy if alone else environment.first_policy
-                local = LocalPlanner(
-                    startup.store, startup.key, hello, proposals, policy, alone=alone
-                )
+                local = _local_planner(context, startup, hello, proposals, alone=stream is None)
                 exit_stack.callback(local.close)
             leader = Leader(
                 context,
                 startup,
                 start,
-                proposals=proposals if stream is not None or local is not None else None,
+                proposals=proposals if plans else None,
                 announce=_announce(emitter, local),
                 uneven=uneven,
             )
@@ -136,7 +148,22 @@ def connect(
             RoundReporter(emitter, attempt, rank) if emitter is not None else None,
             _on_fallback(emitter, attempt) if emitter is not None and rank == 0 else None,
             exit_stack.pop_all(),
+            reports_epochs=may_plan and environment.data is not None,
         )
+
+
+def _local_planner(
+    context: RunContext, startup: Startup, hello: Hello, proposals: Proposals, *, alone: bool
+) -> LocalPlanner:
+    environment = context.environment
+    policy, reports = environment.first_policy, None
+    if alone:
+        policy = context.policy or PolicyInForce(PLAIN)
+        if environment.data is not None:
+            reports = new_file(environment.data, sys.argv[0])
+    return LocalPlanner(
+        startup.store, startup.key, hello, proposals, policy, alone=alone, reports=reports
+    )
 
 
 def agree_on_lookahead(startup: Startup, lookahead: int) -> None:

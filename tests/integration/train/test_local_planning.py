@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ import torch
 from torch.distributed import HashStore
 
 from paceline import policies
+from paceline.core import epoch_report
 from paceline.planning.feedback import Window
 from paceline.planning.history import History
 from paceline.planning.planner import Planner
@@ -26,7 +28,7 @@ from paceline.train.plan.proposals import Proposals
 from paceline.train.times_queue import QUEUE, TimesQueue
 from paceline.wire import Adopted, Hello, Plan, Proposal, StepRecord
 from support import local_planning
-from support.ranks import Ranks
+from support.ranks import RankError, Ranks
 from support.waiting import until
 
 SAMPLES = 96
@@ -61,6 +63,61 @@ def test_a_planning_process_that_dies_is_started_again(ranks: Ranks) -> None:
     assert sum(planned) >= 2 and planned[-1]
     for samples in zip(*(rank.samples for rank in trained), strict=True):
         assert sorted(chain(*samples)) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("policy", ["local-sgd", "ad-psgd"])
+def test_relaxed_presets_train_without_a_server(ranks: Ranks, policy: str) -> None:
+    """Replicas are equal after each epoch, in which each sample is trained once."""
+    trained = ranks.run(local_planning.train, SAMPLES, OPTIONS, env=environment(ranks, policy))
+    assert set(trained[0].sources[-1]) == {"local"}
+    assert "AllReduce" not in trained[0].kinds[-1]
+    for samples in zip(*(rank.samples for rank in trained), strict=True):
+        assert sorted(chain(*samples)) == list(range(SAMPLES))
+    for rank in trained[1:]:
+        torch.testing.assert_close(rank.parameters, trained[0].parameters)
+
+
+@pytest.mark.parametrize("policy", ["paceline", "bsp"])
+def test_each_epoch_is_reported(ranks: Ranks, tmp_path: Path, policy: str) -> None:
+    """The last one, too, although the script ends at once. The last rank is half as fast."""
+    env = environment(ranks, policy) | {
+        "PACELINE_LOCAL_REPORT": "",
+        "PACELINE_DATA": str(tmp_path),
+    }
+    epochs = 4 if policy == "bsp" else None
+    trained = ranks.run(local_planning.train, 8 * SAMPLES, OPTIONS, epochs, env=env)
+    [run] = epoch_report.runs(tmp_path)
+    reports = epoch_report.read(tmp_path, run)
+    assert trained[0].lines == [epoch_report.sentence(report) for report in reports]
+    assert not any(rank.lines for rank in trained[1:])
+    assert [(each.epoch, each.steps, each.whole) for each in reports] == [
+        (epoch, 32, True) for epoch in range(len(trained[0].samples))
+    ]
+    last = reports[-1]
+    assert last.policy == policy
+    assert last.epoch_s == pytest.approx(trained[0].epoch_s[-1], rel=0.1, abs=0.1)
+    assert last.speeds[0] > last.speeds[-1]
+    assert last.other is not None
+    assert {last.policy, last.other.policy} == {"bsp", "paceline"}
+
+
+def test_a_script_that_sets_up_no_logging_sees_the_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lone = logging.Logger("paceline.lone")
+    monkeypatch.setattr(local, "logger", lone)
+    local._print("epoch 3 took 62.7 s")
+    assert capsys.readouterr().err == "paceline: epoch 3 took 62.7 s\n"
+    lines = list[str]()
+    lone.addHandler(local_planning.Lines(lines))
+    local._print("epoch 4 took 62.7 s")
+    assert (capsys.readouterr().err, lines) == ("", ["epoch 4 took 62.7 s"])
+
+
+def test_a_policy_that_rank_0_cannot_use_is_refused(ranks: Ranks) -> None:
+    options = {"token_budget": 48.0, "seed": 3}
+    with pytest.raises(RankError, match="policy='ad-psgd': ad-psgd relaxes synchronisation, so"):
+        ranks.run(local_planning.train, SAMPLES, options, 1, env=environment(ranks, "ad-psgd"))
 
 
 def test_bsp_plans_nothing(ranks: Ranks) -> None:

@@ -10,6 +10,7 @@ import pytest
 from torch.distributed import HashStore
 
 from paceline.core.terms import Terms
+from paceline.node import rundir
 from paceline.node.spool import drain
 from paceline.train import wiring
 from paceline.train.checkpoint.position import Position
@@ -111,3 +112,17 @@ def test_a_training_that_the_server_does_not_know_of_says_so(
     """A launcher of others hands the variable on, ours does not."""
     Environment.read(variables).warn_unknown()
     assert ["`paceline node`" in record.getMessage() for record in caplog.records] == [True] * warns
+
+
+def test_epochs_are_reported_only_without_a_control_plane() -> None:
+    here = {"PACELINE_DATA": "/data"}
+    assert Environment.read(here).data == Path("/data")
+    assert Environment.read({}).data == rundir.default_data()
+    for further in (
+        {"PACELINE_RUN": "ab12"},
+        {"PACELINE_LOCAL_REPORT": "off"},
+        {"PACELINE_OBSERVE": "1"},
+    ):
+        assert Environment.read(here | further).data is None
+    with pytest.raises(ValueError, match="PACELINE_LOCAL_REPORT is 'no': set it to 'off'"):
+        Environment.read({"PACELINE_LOCAL_REPORT": "no"})

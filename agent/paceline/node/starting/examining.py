@@ -17,10 +17,11 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.core import epoch_report
+from paceline.core.terms import PLAIN
 from paceline.node import rundir
 from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor, check
-from paceline.planning.process import PLAIN
 from paceline.wire import Launch
 
 _INSIDE = Path(__file__).parents[2] / "train" / "doctor" / "inside.py"
@@ -83,7 +84,11 @@ def examine(launch: Launch, steps: int, timeout_s: float) -> list[Finding]:
             script=str(_INSIDE),
             args=[str(reports), str(steps), launch.script, *launch.args],
             # A planning process would compete with the ranks.
-            env={**launch.env, "PACELINE_POLICY": PLAIN},
+            env={
+                **launch.env,
+                "PACELINE_POLICY": PLAIN,
+                epoch_report.VARIABLE: epoch_report.OFF,
+            },
         )
         record = Record(f"doctor-{secrets.token_hex(4)}", "here", "paceline doctor", "")
         supervisor = Supervisor(inside, rundir.open_data(Path(folder) / "data"), record, None)

@@ -4,7 +4,8 @@ Each rank sends the records of its steps through a queue in the ranks' store
 (`paceline.train.times_queue`). On rank 0 the thread of a `LocalPlanner` reads the queue and follows
 the adopted segments. If there is no controller, or none that answers, the thread starts a planning
 process (`paceline.planning.process`), and offers its plans to the leader. Once a controller plans
-again, the thread ends the process.
+again, the thread ends the process. Without a control plane, the process also reports each epoch,
+and the thread prints the report as one line.
 """
 
 from __future__ import annotations
@@ -19,13 +20,24 @@ from collections import deque
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from torch.distributed import DistError
 
+from paceline.core.epoch_report import sentence
+from paceline.core.terms import PLAIN
 from paceline.planning.followed import Followed
-from paceline.planning.process import PLAIN, Begin, Failed, Measured, PolicyInForce, Segment
+from paceline.planning.process import (
+    Begin,
+    Ended,
+    Failed,
+    Measured,
+    PolicyInForce,
+    Reported,
+    Segment,
+)
 from paceline.train.plan.proposals import Proposals
 from paceline.train.times_queue import QUEUE, opened
 from paceline.wire import CONTROLLER, Adopted, Hello, Plan, Proposal
@@ -45,6 +57,8 @@ _BACK_S = 5.0
 # Pause before a planning process that ended is started again: first, and at most.
 _RETRY_S, _MOST_RETRY_S = 2.0, 60.0
 _CLOSE_S = 2.0
+# Once training has ended, the thread waits at most this many seconds for the last epoch's report.
+_LAST_REPORT_S = 3.0
 # Size of the newest entries of the queue that are kept for each rank: over 100 records.
 _KEPT_BYTES = 16_384
 # A controller answers if it proposes one of the next segments, or is at most this many late.
@@ -68,6 +82,7 @@ class LocalPlanner:
         policy: the policy to begin with; None: the policy of the first controller that proposes a
             segment.
         alone: True if the run has no control plane.
+        reports: file for the reports of the epochs; None: epochs are not reported.
     """
 
     def __init__(
@@ -79,6 +94,7 @@ class LocalPlanner:
         policy: PolicyInForce | None,
         *,
         alone: bool,
+        reports: Path | None = None,
     ) -> None:
         self._store: Any = store.clone()  # type: ignore[attr-defined]
         self._key = key
@@ -86,6 +102,9 @@ class LocalPlanner:
         self._proposals = proposals
         self._policy = policy
         self._alone = alone
+        self._reports = reports
+        # The last epoch that was reported.
+        self._reported_epoch = -1
         self._followed = Followed(hello)
         # Entries of the queue, and their total size.
         self._measured: deque[bytes] = deque()
@@ -103,7 +122,7 @@ class LocalPlanner:
         self._retry_s, self._retry_at = _RETRY_S, 0.0
         # The policy that cannot be used here.
         self._unusable: PolicyInForce | None = None
-        self._reported: set[str] = set()
+        self._warned: set[str] = set()
         # A pipe that wakes the thread.
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
@@ -125,7 +144,7 @@ class LocalPlanner:
         """End the thread and the process."""
         self._closing = True
         self._wake_up()
-        self._thread.join(_CLOSE_S)
+        self._thread.join(_CLOSE_S + _LAST_REPORT_S)
         if not self._thread.is_alive():
             os.close(self._wake)
             os.close(self._woken)
@@ -139,8 +158,28 @@ class LocalPlanner:
             except Exception as error:
                 self._lost(f"{type(error).__name__}: {error}")
                 time.sleep(_READ_S)
-        if self._child is not None:
-            self._child.end()
+        self._wait_for_report()
+        self._end_child()
+
+    def _wait_for_report(self) -> None:
+        """Wait a moment for the report of the last epoch, which the script may have left early."""
+        if not self._owes_report():
+            return
+        until = time.monotonic() + _LAST_REPORT_S
+        self._tell(Ended())
+        while self._owes_report() and time.monotonic() < until:
+            try:
+                self._turn()
+            # Reports are not worth an error at the end of training.
+            except Exception as error:
+                logger.debug("the last epoch is not reported: %s", error)
+                return
+
+    def _owes_report(self) -> bool:
+        """Return True if the process will still report the newest epoch."""
+        newest = self._newest
+        reports = self._reports is not None and self._child is not None
+        return reports and newest is not None and newest.epoch > self._reported_epoch
 
     def _turn(self) -> None:
         self._start_or_end()
@@ -172,12 +211,12 @@ class LocalPlanner:
             ]
         # Ranks may have closed the store.
         except (DistError, RuntimeError) as error:
-            self._report(f"the ranks' times cannot be read: {error}")
+            self._warn(f"the ranks' times cannot be read: {error}")
             return
         for entry in entries:
             packed = opened(entry, self._key)
             if packed is None:
-                self._report("a record is ignored: it was not written by a rank")
+                self._warn("a record is ignored: it was not written by a rank")
                 continue
             self._measured.append(packed)
             self._measured_bytes += len(packed)
@@ -186,14 +225,16 @@ class LocalPlanner:
             self._tell(Measured(packed))
 
     def _must_plan(self) -> bool:
-        """Return True if no controller plans the next segment."""
+        """Return True if no controller plans the next segment, or an epoch must be reported."""
         newest = self._newest
         if newest is not None:
             epochs = self._hello.epochs
             at_end = newest.epoch_end and epochs is not None and newest.epoch + 1 >= epochs
             # Plans are ignored if local batches must be equal.
-            if at_end or newest.source == "equal":
+            if newest.source == "equal":
                 return False
+            if at_end:
+                return self._owes_report()
         if self._alone:
             return True
         asked_at = self._unanswered_at
@@ -223,7 +264,8 @@ class LocalPlanner:
             policy = self._policy
             useful = policy is not None and policy != self._unusable
             # A leader without plans goes on with the last policy: under `bsp` it needs none.
-            if policy is not None and policy.name == PLAIN:
+            # Rank 0 may report the run's epochs, though.
+            if policy is not None and policy.name == PLAIN and self._reports is None:
                 useful = useful and newest is not None and newest.policy != PLAIN
             if must and useful and now >= self._retry_at:
                 self._start(policy)
@@ -243,10 +285,11 @@ class LocalPlanner:
         assert policy is not None
         if not self._alone:
             words = f"no controller has planned for {AWAY_S:g} s: rank 0 plans"
-            self._report(f"{words}, with policy {policy.name}")
+            self._warn(f"{words}, with policy {policy.name}")
         self._back_at = None
         self._child = _Child(policy, -1 if self._newest is None else self._newest.seq)
-        self._tell(Begin(self._hello, self._followed, list(self._measured), policy))
+        measured = list(self._measured)
+        self._tell(Begin(self._hello, self._followed, measured, policy, self._reports))
 
     def _end_child(self) -> None:
         if self._child is not None:
@@ -271,10 +314,16 @@ class LocalPlanner:
         except (EOFError, OSError) as error:
             self._lost(f"rank 0's planning process ended: {error or 'unexpectedly'}")
 
-    def _take(self, child: _Child, answer: bytes | Failed) -> None:
+    def _take(self, child: _Child, answer: bytes | Failed | Reported) -> None:
+        if isinstance(answer, Reported):
+            self._reported_epoch = answer.report.epoch
+            _print(sentence(answer.report))
+            if answer.problem:
+                self._warn(f"epochs are not kept for `paceline report --local`: {answer.problem}")
+            return
         if isinstance(answer, Failed):
             what = f"rank 0 cannot plan with {child.policy.name}: {answer.reason}"
-            self._report(f"{what}: it repeats the last split")
+            self._warn(f"{what}: it repeats the last split")
             if answer.for_good:
                 self._unusable = child.policy
                 self._end_child()
@@ -287,15 +336,24 @@ class LocalPlanner:
 
     def _lost(self, reason: str) -> None:
         """End the process, and start another after a pause."""
-        self._report(reason)
+        self._warn(reason)
         self._end_child()
         self._retry_at = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)
 
-    def _report(self, words: str) -> None:
-        if words not in self._reported:
-            self._reported.add(words)
+    def _warn(self, words: str) -> None:
+        if words not in self._warned:
+            self._warned.add(words)
             logger.warning("%s", words)
+
+
+def _print(line: str) -> None:
+    """Log a line if the script has set up logging; otherwise write it to standard error."""
+    if logger.hasHandlers() or logging.getLogger("paceline").level:
+        logger.info("%s", line)
+    else:
+        sys.stderr.write(f"paceline: {line}\n")
+        sys.stderr.flush()
 
 
 class _Child:

@@ -1,0 +1,176 @@
+"""Reports of the epochs of a training without a server: what was measured, and what it gained.
+
+Rank 0's planning process makes an `EpochReport` at each epoch's end, and appends it to the run's
+file, one JSON object per line. Rank 0 prints the report's `sentence`. `paceline report --local`
+reads the files, which are in the folder ``local`` of the data directory. The newest `MOST_RUNS`
+files are kept, each up to `MOST_BYTES`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from pathlib import Path
+
+import msgspec
+
+from paceline.core.errors import InputError, PacelineError
+from paceline.core.terms import PLAIN
+
+# Environment variable of a training script; "off": no epoch is reported.
+VARIABLE, OFF = "PACELINE_LOCAL_REPORT", "off"
+# Folder in the data directory.
+FOLDER = "local"
+MOST_RUNS = 50
+MOST_BYTES = 1 << 20
+_SUFFIX = ".jsonl"
+
+_encoder = msgspec.json.Encoder()
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """Estimate of an epoch under another policy, with the same samples and the fitted speeds."""
+
+    policy: str
+    # Duration of the epoch in seconds.
+    epoch_s: float
+    # Fraction of the ranks' time in which they would wait for slower ranks.
+    waiting: float
+
+
+class EpochReport(msgspec.Struct, frozen=True):
+    """Measurements of an epoch, or of its steps from `first_step` on if `whole` is False."""
+
+    epoch: int
+    first_step: int
+    steps: int
+    whole: bool
+    # The run's policy.
+    policy: str
+    # Duration of the steps in seconds, with loading and without what the script does between
+    # epochs.
+    epoch_s: float
+    # Fraction of the ranks' time in which they waited for slower ranks.
+    waiting: float
+    # Mean straggler effect of the steps: (max T − min T) / mean T, with the compute times T.
+    se: float
+    # Each rank's share of the load, and its speed in size units per second, in the newest steps at
+    # the epoch's end.
+    shares: list[float]
+    speeds: list[float]
+    ended_at: float  # Unix time
+    # Estimate for equal batches (`bsp`); if `bsp` is in force, for the policy `paceline`. None: few
+    # steps are known yet, or a comparison of times would not be fair.
+    other: Estimate | None = None
+
+
+def sentence(report: EpochReport) -> str:
+    """Return a report as one line for people."""
+    since = "" if report.whole else f" from step {report.first_step} on"
+    words = (
+        f"epoch {report.epoch}{since} took {seconds(report.epoch_s)}, "
+        f"of which ranks waited {percent(report.waiting)}"
+    )
+    other = report.other
+    if other is None:
+        return words
+    estimated = f"(estimate: {seconds(other.epoch_s)}, {percent(other.waiting)} waiting)"
+    times = f"{ratio(report):.2f} times as fast"
+    if report.policy == PLAIN:
+        return f"{words}; policy {other.policy} would be {times} {estimated}"
+    return f"{words}; {times} as equal batches {estimated}"
+
+
+def ratio(report: EpochReport) -> float:
+    """Return how many times as fast the balanced policy is as equal batches; 1: no estimate."""
+    if report.other is None:
+        return 1.0
+    gain = report.other.epoch_s / report.epoch_s
+    return 1.0 / gain if report.policy == PLAIN else gain
+
+
+def seconds(duration_s: float) -> str:
+    """Return a duration with its unit."""
+    digits = 2 if duration_s < 10 else 1 if duration_s < 1000 else 0
+    return f"{duration_s:,.{digits}f} s"
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction in per cent."""
+    return f"{100 * fraction:.0f} %"
+
+
+def new_file(data: Path, program: str) -> Path:
+    """Return the path for the reports of a run of `program` that starts now; create nothing."""
+    stem = re.sub(r"[^\w-]+", "-", Path(program).stem).strip("-")[:64] or "run"
+    started = time.strftime("%Y%m%d-%H%M%S")
+    return data / FOLDER / f"{started}-{stem}-{os.getpid()}{_SUFFIX}"
+
+
+def keep(path: Path, report: EpochReport) -> None:
+    """Append a report to a run's file, and delete the files of the oldest runs.
+
+    If the file would exceed `MOST_BYTES`, the report is left out.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    line = _encoder.encode(report) + b"\n"
+    is_new = not path.exists()
+    if is_new:
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    elif path.stat().st_size + len(line) > MOST_BYTES:
+        return
+    # In one write, so that a reader never sees a part of a line, unless the disk is full.
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, line)
+    finally:
+        os.close(file)
+    if is_new:
+        for old in _files(path.parent)[MOST_RUNS:]:
+            # Another run may have deleted the file.
+            with contextlib.suppress(OSError):
+                old.unlink()
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of all runs, newest first. Names begin with the time of the start."""
+    return sorted(folder.glob(f"*{_SUFFIX}"), key=lambda path: path.name, reverse=True)
+
+
+def runs(data: Path) -> list[str]:
+    """Return the names of the runs whose reports are kept, newest first."""
+    return [path.name.removesuffix(_SUFFIX) for path in _files(data / FOLDER)]
+
+
+def named(data: Path, prefix: str = "") -> str:
+    """Return the name of the run with this name or unique prefix; without one, the newest run.
+
+    Raises:
+        InputError: no run, or several runs, have this prefix.
+    """
+    found = [run for run in runs(data) if run.startswith(prefix)]
+    if not found:
+        which = f"whose name begins with {prefix}" if prefix else "without a server"
+        raise InputError(f"no run {which} is kept in {data / FOLDER}; --data names another folder")
+    if prefix and prefix not in found and len(found) > 1:
+        raise InputError(f"{prefix} names several runs: {', '.join(found)}")
+    return prefix if prefix in found else found[0]
+
+
+def read(data: Path, run: str) -> list[EpochReport]:
+    """Return the reports of the run with this name, oldest first.
+
+    Raises:
+        PacelineError: the file cannot be read.
+    """
+    path = data / FOLDER / f"{run}{_SUFFIX}"
+    try:
+        lines = path.read_bytes().split(b"\n")
+        # What follows the last line break was not written to its end.
+        return [msgspec.json.decode(line, type=EpochReport) for line in lines[:-1]]
+    except (OSError, msgspec.DecodeError) as error:
+        raise PacelineError(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,94 @@
+"""Kept reports of epochs, and the line that rank 0 prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from paceline.core import epoch_report
+from paceline.core.epoch_report import EpochReport, Estimate, keep, named, read, runs, sentence
+from paceline.core.errors import InputError, PacelineError
+
+REPORT = EpochReport(
+    *(3, 300, 100, True, "paceline", 62.7, 0.02, 0.05, [0.75, 0.25], [3e4, 1e4], 1.0),
+    Estimate("bsp", 92.8, 0.31),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {},
+            "epoch 3 took 62.7 s, of which ranks waited 2 %; 1.48 times as fast as equal batches "
+            "(estimate: 92.8 s, 31 % waiting)",
+        ),
+        ({"other": None}, "epoch 3 took 62.7 s, of which ranks waited 2 %"),
+        (
+            {"whole": False, "other": None, "epoch_s": 4321.0},
+            "epoch 3 from step 300 on took 4,321 s, of which ranks waited 2 %",
+        ),
+        (
+            {
+                "policy": "bsp",
+                "epoch_s": 9.2,
+                "waiting": 0.31,
+                "other": Estimate("paceline", 6.27, 0.02),
+            },
+            "epoch 3 took 9.20 s, of which ranks waited 31 %; policy paceline would be 1.47 times "
+            "as fast (estimate: 6.27 s, 2 % waiting)",
+        ),
+    ],
+)
+def test_the_line(changes: dict[str, object], line: str) -> None:
+    assert sentence(msgspec.structs.replace(REPORT, **changes)) == line
+
+
+def test_reports_are_read_as_they_were_kept(tmp_path: Path) -> None:
+    path = epoch_report.new_file(tmp_path, "/home/a b/train.py")
+    next_one = msgspec.structs.replace(REPORT, epoch=4, other=None)
+    keep(path, REPORT)
+    keep(path, next_one)
+    # The disk was full in the middle of a line.
+    with path.open("a") as file:
+        file.write('{"epoch":5,')
+    [run] = runs(tmp_path)
+    assert "-train-" in run
+    assert read(tmp_path, run) == [REPORT, next_one]
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_old_runs_are_deleted_and_long_ones_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch_report, "MOST_RUNS", 3)
+    monkeypatch.setattr(epoch_report, "MOST_BYTES", 1000)
+    for day in range(5):
+        path = tmp_path / "local" / f"2026120{day}-120000-train-1.jsonl"
+        for _ in range(9):
+            keep(path, REPORT)
+        assert path.stat().st_size <= 1000
+    assert [run[:8] for run in runs(tmp_path)] == ["20261204", "20261203", "20261202"]
+
+
+def test_a_run_is_named_by_a_beginning(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no run without a server is kept"):
+        named(tmp_path)
+    for name in ("20261201-a-1", "20261201-a-12", "20261202-b-1"):
+        keep(tmp_path / "local" / f"{name}.jsonl", REPORT)
+    assert named(tmp_path) == "20261202-b-1"
+    assert named(tmp_path, "20261201-a-1") == "20261201-a-1"
+    with pytest.raises(InputError, match=r"several runs: 20261201-a-12, 20261201-a-1$"):
+        named(tmp_path, "20261201")
+    with pytest.raises(InputError, match="begins with 2027"):
+        named(tmp_path, "2027")
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "local"
+    folder.mkdir()
+    (folder / "x.jsonl").write_text("no JSON\n")
+    with pytest.raises(PacelineError, match="cannot be read"):
+        read(tmp_path, "x")
