@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,10 +12,9 @@ from scipy.stats import pearsonr, spearmanr
 from figures.learning import NETWORKS, by_samples, learn
 from figures.recorded import mean, results, trainings
 from figures.row import Chart, Line, Measured
-from figures.simulated import Run, run, trained, with_devices, with_sizes
-from paceline import policies
+from figures.simulated import run, with_devices, with_sizes
 from paceline.policies.presets.lbb import Cubic, fit_profile
-from paceline_backend.simulator import Scenario, Simulation
+from paceline_backend.simulator import Scenario
 from paceline_backend.simulator.scenario import Communication
 
 WORKERS = ("GTX 1070", "GTX 1070, second", "Tesla M40", "GTX 750")
@@ -72,24 +70,13 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _alike(of: Scenario, policy: str, parameters: Mapping[str, Any]) -> Run:
-    """Run with the same number of steps on all workers, as in the paper."""
-    simulation = Simulation(
-        msgspec.structs.replace(of.hello(), uneven_steps=False),
-        of.emulation(),
-        policies.make(policy, parameters),
-        network=of.communication,
-    )
-    return trained(simulation)
-
-
 def figure_4() -> Measured:
     """Measure an epoch with equally many steps, and with fast workers taking over batches."""
     values: dict[str, float] = {}
     bars: dict[str, list[float]] = {"equally many steps": [], "fast workers take batches over": []}
     for label, (policy, parameters) in SYSTEMS.items():
         of = testbed(epochs=2)
-        alike = _alike(of, policy, parameters).ended_s / 2
+        alike = run(of, policy, parameters, uneven_steps=False).ended_s / 2
         shared = run(of, policy, parameters).ended_s / 2
         bars["equally many steps"].append(alike)
         bars["fast workers take batches over"].append(shared)
