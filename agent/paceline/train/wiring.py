@@ -106,8 +106,7 @@ def connect(
             if (stream := _control_stream(environment, proposals)) is not None:
                 exit_stack.callback(stream.close)
             if may_plan and hello is not None:
-                alone = stream is None
-                policy = context.policy if alone else environment.first_policy
+                policy, alone = context.first_policy, stream is None
                 local = LocalPlanner(
                     startup.store, startup.key, hello, proposals, policy, alone=alone
                 )

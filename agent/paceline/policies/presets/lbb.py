@@ -308,6 +308,14 @@ class LbbParameters(counts.CountsParameters, frozen=True):
     ] = 200
     times: counts.Times = "typical"
     regressor: Regressor = "tracking"
+    profile: Annotated[
+        bool,
+        Meta(
+            description="If the run begins with this policy, each rank times batches of 2, 4, 8, … "
+            "samples before training, where the script's loop allows it. The first batch sizes "
+            "then follow from these times."
+        ),
+    ] = True
 
 
 def make(parameters: LbbParameters) -> Policy:
