@@ -72,6 +72,11 @@ class PolicyInForce:
             raise ValueError(f"{what}={given!r}: {error}") from None
         return PolicyInForce(name, dict(parameters))
 
+    @property
+    def profiles(self) -> bool:
+        """True if the ranks of a run that begins with this policy are profiled before training."""
+        return self.name == "lbb" and bool(self.parameters.get("profile", True))
+
 
 @dataclass(frozen=True)
 class Begin:

@@ -52,7 +52,7 @@ from paceline.train.profile import (
 )
 from paceline.train.proof import WRONG, Loading, NotProvableError, ProofResult, Rehearsal, unknown
 from paceline.train.stacks import is_users
-from paceline.train.timed_trials import MOST_S, TimedTrials, is_wanted, most_samples, reason
+from paceline.train.timed_trials import MOST_S, TimedTrials, most_samples, reason
 
 if TYPE_CHECKING:
     from paceline.train.state import TrainingState
@@ -126,7 +126,8 @@ def profile_first(state: TrainingState, loader: Loading, frame: FrameType) -> No
     the frame that requests the loader's first batch.
     """
     context, startup = state.context, state.startup
-    if startup.world == 1 or state.findings.profiles or not is_wanted(context):
+    policy = context.first_policy
+    if startup.world == 1 or state.findings.profiles or policy is None or not policy.profiles:
         return
     began = time.perf_counter()
     profiles: list[Profile] = []

@@ -30,14 +30,6 @@ if TYPE_CHECKING:
 
 # Longest time of a rank's profile, in seconds.
 MOST_S = 60.0
-# The policy that begins with a profile.
-_POLICY = "lbb"
-
-
-def is_wanted(context: RunContext) -> bool:
-    """Return True if the run begins under LBB, and the policy's `profile` is not off."""
-    policy = context.first_policy
-    return policy is not None and policy.name == _POLICY and policy.parameters.get("profile", True)
 
 
 def most_samples(context: RunContext, rank: int, world: int) -> int:
