@@ -75,7 +75,7 @@ class PolicyInForce:
     @property
     def profiles(self) -> bool:
         """True if the ranks of a run that begins with this policy are profiled before training."""
-        return self.name == "lbb" and bool(self.parameters.get("profile", True))
+        return self.name == "lbb" and self.parameters.get("profile", "auto") == "auto"
 
 
 @dataclass(frozen=True)

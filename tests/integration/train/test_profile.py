@@ -94,7 +94,7 @@ def test_a_run_that_begins_under_lbb_is_profiled_and_left_as_it_was(ranks: Ranks
     emulate = '{"a_s": [0.001, 0.002], "b_s": [0.004, 0.004]}'
     env = {"PACELINE_EMULATE": emulate, "PACELINE_POLICY": "lbb"}
     every = ranks.run(profiling.begin, env=env)
-    off = {**env, "PACELINE_POLICY": '{"lbb": {"profile": false}}'}
+    off = {**env, "PACELINE_POLICY": '{"lbb": {"profile": "off"}}'}
     for begun, plain in zip(every, ranks.run(profiling.begin, env=off), strict=True):
         assert [[n for n, _ in times] for times in begun.times] == [[2, 4, 8, 16]] * 2
         for rank, times in enumerate(begun.times):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -309,13 +309,13 @@ class LbbParameters(counts.CountsParameters, frozen=True):
     times: counts.Times = "typical"
     regressor: Regressor = "tracking"
     profile: Annotated[
-        bool,
+        Literal["auto", "off"],
         Meta(
-            description="If the run begins with this policy, each rank times batches of 2, 4, 8, … "
-            "samples before training, where the script's loop allows it. The first batch sizes "
-            "then follow from these times."
+            description="auto: if the run begins with this policy, each rank times batches of 2, "
+            "4, 8, … samples before training, where the script's loop allows it; the first batch "
+            "sizes follow from these times. off: batches are equal at first."
         ),
-    ] = True
+    ] = "auto"
 
 
 def make(parameters: LbbParameters) -> Policy:
