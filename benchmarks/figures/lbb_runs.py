@@ -150,7 +150,7 @@ def _effect(ran: Run) -> Floats:
 def _changes(ran: Run) -> Ints:
     """Return the largest change of a worker's samples before each step, [S]."""
     samples = ran.features.samples.astype(np.int64)
-    return np.abs(np.diff(samples, axis=0, prepend=samples[:1])).max(axis=1)
+    return np.asarray(np.abs(np.diff(samples, axis=0, prepend=samples[:1])).max(axis=1))
 
 
 def figure_7() -> Measured:
