@@ -150,7 +150,7 @@ def figure_6() -> Measured:
         )
         for label, record, preset in (
             ("AD-PSGD", "synchronisers-own-batches", "ad-psgd, own batches"),
-            ("AD-PSGD with batches taken over", "synchronisers-slow", "ad-psgd"),
+            ("AD-PSGD with shared batches", "synchronisers-slow", "ad-psgd"),
         ):
             runs = trainings(record, f"one {factor}x slower")
             reached = [mean(runs[name], "target_s") for name in (preset, "bsp")]
@@ -169,7 +169,7 @@ def figure_7() -> Measured:
     systems = {
         "All-Reduce": ("bsp", True),
         "AD-PSGD": ("ad-psgd", False),
-        "AD-PSGD with batches taken over": ("ad-psgd", True),
+        "AD-PSGD with shared batches": ("ad-psgd", True),
         "SATA": ("sata", True),
     }
     values: dict[str, float] = {}
