@@ -188,7 +188,7 @@ def begin(*parts: str, steps: int = 1, **options: Any) -> Begun:
         loader = run.loader()
         model = run.wrap(Stateful(*parts), batchnorm="sync" if "sync" in parts else "local")
         if "compiled" in parts:
-            model.compile(backend="eager")  # type: ignore[no-untyped-call]
+            model.compile(backend="eager")
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
         begun.before = state_of(model, optimizer)
         if "called" in parts:
