@@ -45,6 +45,7 @@ def reason(context: RunContext, lanes: object, models: list[Any]) -> str:
     `lanes` are the groups of a mesh; None: each rank computes its own batches.
     """
     reasons = (
+        (not context.prove, "prove=False is set, so the loop's body is not run before training"),
         (lanes is not None, "ranks of a mesh compute each batch together"),
         (context.terms.token_budget is not None, "with token_budget batches have no fixed count"),
         (context.reader is not None, "the data is a stream, whose samples have no index"),

@@ -78,8 +78,9 @@ UNPROFILED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "ranks wait for each other before the gradients, in allreduce": (("in loop",), {}),
     "rank 0: ranks wait for each other before the gradients, in allreduce": (("in model",), {}),
     "before the gradients, in allreduce": (("sync",), {}),
-    "RuntimeError: shape '[8, -1]' is invalid": (("fixed",), {"prove": False}),
-    "a compiled model compiles for each number of samples": (("compiled",), {"prove": False}),
+    "RuntimeError: shape '[8, -1]' is invalid": (("fixed",), {}),
+    "a compiled model compiles for each number of samples": (("compiled",), {}),
+    "prove=False is set": ((), {"prove": False}),
     "shapes allows only some numbers of samples": ((), {"shapes": 4}),
     "with token_budget batches have no fixed count": (
         (),
