@@ -52,6 +52,7 @@ class Contender(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     preset: str | None = None
     parameters: dict[str, Any] = {}
+    uneven_steps: bool = True
     how: str = "paceline"
     rate: float | None = None
     auto: bool = False
@@ -209,10 +210,10 @@ def _synchroniser(scenario: Scenario, contender: Contender, seed: int) -> Synchr
     return what.choose(seen, world, {}).synchroniser
 
 
-def _segment(scenario: Scenario, seed: int, what: Synchronisation) -> int:
+def _segment(scenario: Scenario, contender: Contender, seed: int, what: Synchronisation) -> int:
     """Return the number of steps of a relaxed segment, by the controller's rule."""
     times_s = _times_s(scenario, seed).mean(axis=0)
-    shares = is_pooled(what)
+    shares = contender.uneven_steps and is_pooled(what)
     step_s = scenario.world / (1 / times_s).sum() if shares else times_s.max()
     return segment_steps(float(step_s), relaxed=True)
 
@@ -268,8 +269,9 @@ def _on(
         scenario.steps,
         scenario.warm_of(contender),
         what,
-        _segment(scenario, seed, what),
+        _segment(scenario, contender, seed, what),
         contender.rate or scenario.rate,
+        contender.uneven_steps,
     )
     devices = json.dumps(scenario.emulation(seed).as_dict())
     return pool.run(train, work, env={"PACELINE_EMULATE": devices, **environment}, timeout_s=900.0)
@@ -375,8 +377,7 @@ def table_of(results: Mapping[str, Runs]) -> str:
 
 def with_only(scenario: Scenario, names: Sequence[str]) -> Scenario:
     """Return the scenario with only `bsp` and these contenders."""
-    kept = [name for name in scenario.contenders if name in ("bsp", *names)]
-    return msgspec.structs.replace(scenario, contenders=kept)
+    return msgspec.structs.replace(scenario, contenders=list(dict.fromkeys(["bsp", *names])))
 
 
 def main() -> None:
@@ -389,7 +390,11 @@ def main() -> None:
         "--only", nargs="+", choices=SCENARIOS, metavar="NAME", help=", ".join(SCENARIOS)
     )
     arguments.add_argument(
-        "--contenders", nargs="+", metavar="NAME", help="train only these and bsp"
+        "--contenders",
+        nargs="+",
+        choices=CONTENDERS,
+        metavar="NAME",
+        help="train only these and bsp",
     )
     options = arguments.parse_args()
     seeds = 1 if options.quick else options.seeds

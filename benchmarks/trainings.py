@@ -75,6 +75,7 @@ class Work:
         synchroniser: without a control plane, Paceline's synchroniser from the second segment on.
         segment: without a control plane, steps of a segment with that synchroniser.
         rate: learning rate.
+        uneven_steps: with Paceline, fast ranks may take over batches of slow ranks.
     """
 
     task: str
@@ -85,6 +86,7 @@ class Work:
     synchroniser: Synchronisation = ALLREDUCE
     segment: int = 64
     rate: float = RATE
+    uneven_steps: bool = True
 
 
 @dataclass
@@ -361,9 +363,13 @@ def _by_paceline(work: Work, task: Task, data: Epoch, network: nn.Module, watch:
     if "PACELINE_BUS" not in os.environ:
         own = _coasted(work.synchroniser, work.segment)
     with _groups_seen(watch), own:
-        # With another policy, rank 0 would plan where no control plane does.
         session = paceline.Session(
-            data, global_batch=batch, seed=work.seed, uneven_steps=True, policy="bsp"
+            data,
+            global_batch=batch,
+            seed=work.seed,
+            uneven_steps=work.uneven_steps,
+            # Without a control plane, `_coasted` plans, so rank 0 must not.
+            policy="bsp",
         )
         watch.relaxed = lambda: session._loop.gate.relaxed
         watch.waiting = lambda: session._loop.running().waiting()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,11 +12,10 @@ from scipy.stats import pearsonr, spearmanr
 from figures.learning import NETWORKS, by_samples, learn
 from figures.recorded import mean, results, trainings
 from figures.row import Chart, Line, Measured
-from figures.simulated import Run, run, trained, with_devices, with_sizes
-from paceline import policies
+from figures.simulated import Floats, Ints, Run, run, with_devices, with_sizes
 from paceline.policies.presets.lbb import Cubic, fit_profile
-from paceline_backend.simulator import Scenario, Simulation
-from paceline_backend.simulator.scenario import Communication
+from paceline_backend.simulator import Scenario
+from paceline_backend.simulator.scenario import Change, Communication
 
 WORKERS = ("GTX 1070", "GTX 1070, second", "Tesla M40", "GTX 750")
 # ResNet-18's 11.2 M weights over PCIe 3.0 x4 with 985 MB/s a lane (Sec. 4.1).
@@ -72,24 +70,13 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _alike(of: Scenario, policy: str, parameters: Mapping[str, Any]) -> Run:
-    """Run with the same number of steps on all workers, as in the paper."""
-    simulation = Simulation(
-        msgspec.structs.replace(of.hello(), uneven_steps=False),
-        of.emulation(),
-        policies.make(policy, parameters),
-        network=of.communication,
-    )
-    return trained(simulation)
-
-
 def figure_4() -> Measured:
     """Measure an epoch with equally many steps, and with fast workers taking over batches."""
     values: dict[str, float] = {}
     bars: dict[str, list[float]] = {"equally many steps": [], "fast workers take batches over": []}
     for label, (policy, parameters) in SYSTEMS.items():
         of = testbed(epochs=2)
-        alike = _alike(of, policy, parameters).ended_s / 2
+        alike = run(of, policy, parameters, uneven_steps=False).ended_s / 2
         shared = run(of, policy, parameters).ended_s / 2
         bars["equally many steps"].append(alike)
         bars["fast workers take batches over"].append(shared)
@@ -155,20 +142,38 @@ def figure_6() -> Measured:
     return Measured(values, Chart("virtual s", "held-out accuracy", lines))
 
 
+def _effect(ran: Run) -> Floats:
+    """Return the straggler effect of each step (Eq. 4), [S]."""
+    return np.asarray(np.ptp(ran.compute_s, axis=1) / ran.compute_s.mean(axis=1))
+
+
+def _changes(ran: Run) -> Ints:
+    """Return the largest change of a worker's samples before each step, [S]."""
+    samples = ran.features.samples.astype(np.int64)
+    return np.asarray(np.abs(np.diff(samples, axis=0, prepend=samples[:1])).max(axis=1))
+
+
 def figure_7() -> Measured:
-    """Measure the straggler effect while workers are disturbed in turn."""
+    """Measure the straggler effect while workers are disturbed in turn.
+
+    A rapid tuning changes a worker's batch by more than 8 samples.
+    """
     values: dict[str, float] = {}
     lines: list[Line] = []
     of = scenario("lbb-disturbances")
     for label, policy in (("SSGD", "bsp"), ("LBB", "lbb"), ("paceline, exact", "paceline")):
         ran = run(of, policy)
-        effect = np.ptp(ran.compute_s, axis=1) / ran.compute_s.mean(axis=1)
+        effect = _effect(ran)
         lines.append(Line(label, list(range(len(effect))), effect.round(3).tolist()))
+        if policy == "lbb":
+            values["LBB: steps above 0.1 before step 25"] = float((effect[:25] > 0.1).sum())
         for slow in of.devices.slowdowns:
-            after = effect[slow.first_step : slow.first_step + (slow.steps or 0)]
-            values[f"{label}: steps above 0.1 after step {slow.first_step}"] = float(
-                (after > 0.1).sum()
-            )
+            began = slow.first_step
+            after = effect[began : began + (slow.steps or 0)]
+            values[f"{label}: steps above 0.1 after step {began}"] = float((after > 0.1).sum())
+            if policy == "lbb":
+                tuned = began + int(np.flatnonzero(_changes(ran)[began:] > 8)[0])
+                values[f"LBB: effect after the rapid tuning after step {began}"] = effect[tuned]
     return Measured(values, Chart("step", "straggler effect", lines))
 
 
@@ -186,26 +191,27 @@ def table_2() -> Measured:
 
 
 def table_3() -> Measured:
-    """Measure batch sizes with a profile and with rapid tuning, and errors of expected times."""
-    values = {}
-    for label, profile in (("profile", True), ("rapid", False)):
-        of = msgspec.structs.replace(testbed(epochs=None, steps=120), profile=profile)
-        ran = run(of, "lbb")
+    """Measure batch sizes by a profile and by a rapid tuning, and errors of expected times.
+
+    Rapid tuning starts from equal batches, and takes a0 from the profile, as in the paper.
+    """
+    of = testbed(epochs=None, steps=120)
+    profiled = run(of, "lbb")
+    later = msgspec.structs.replace(of, switches=[Change(16, "lbb")])
+    tuned, cold = (run(msgspec.structs.replace(later, profile=of_), "bsp") for of_ in (True, False))
+    values: dict[str, float] = {}
+    for label, ran in (("profile", profiled), ("rapid", tuned), ("rapid without a profile", cold)):
         samples = ran.features.samples
-        at = (
-            0
-            if profile
-            else int(np.flatnonzero((np.diff(samples, axis=0) != 0).any(axis=1))[0]) + 1
-        )
+        at = 0 if ran is profiled else int(np.flatnonzero(_changes(ran))[0])
         for worker in range(4):
             values[f"{label}, worker {worker + 1}, samples"] = float(samples[at, worker])
         values[f"{label}, cluster, ms"] = 1e3 * float(ran.compute_s[at].max())
-        if profile:
+        values[f"{label}, straggler effect"] = float(_effect(ran)[at])
+        if ran is profiled:
             terms = np.array([fit_profile(each) for each in of.hello().profiles])
             error = Cubic(terms)(samples[at].astype(np.int64)) / ran.compute_s[at] - 1
             values["profile, largest error of an expected time, %"] = 100 * float(abs(error).max())
         else:
-            values["rapid, then fine, cluster, ms"] = 1e3 * float(
-                np.median(ran.compute_s[-20:].max(axis=1))
-            )
+            above = (_effect(ran)[at:] > 0.1) & (samples[at:].sum(axis=1) == of.global_batch)
+            values[f"{label}, steps above 0.1"] = float(above.sum())
     return Measured(values)

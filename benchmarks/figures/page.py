@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from figures.row import How, Kind, Row
+from figures.row import How, Kind, Mark, Row
 from figures.rows import PAPERS, ROWS
 
 TENTH = 0.1
@@ -37,7 +37,7 @@ and the script.
 
 def page(record: Record) -> str:
     """Return the whole page in Markdown."""
-    parts = [HEAD, headline(record), _beside(record), _overview()]
+    parts = [HEAD, headline(record), _beside(record), _overview(record)]
     for paper, rows in PAPERS.items():
         parts.append(f"## {paper}\n")
         parts += [_section(row, record.get(row.id)) for row in rows]
@@ -45,70 +45,77 @@ def page(record: Record) -> str:
 
 
 def headline(record: Record) -> str:
-    """Return the sentence that counts measured, independent figures, which README has, too."""
-    figures = [row for row in ROWS.values() if row.kind is not Kind.CLAIM]
-    compared = {row.id: _independent(row, record) for row in figures}
+    """Return the sentences that count figures by mark, which README has, too."""
+    rows = [row for row in ROWS.values() if row.kind is not Kind.CLAIM]
+    marks = [row.mark(_values(row, record)) for row in rows]
+    compared = {row.id: row.compared(_values(row, record)) for row in rows}
     numbers = [
-        (row, label, apart(row.paper[label], record[row.id]["values"][label]))
-        for row in figures
+        (row, apart(row.paper[label], _values(row, record)[label]))
+        for row in rows
         for label in compared[row.id]
     ]
-    near = sum(off is not None and abs(off) <= TENTH for _, _, off in numbers)
-    real = sum(row.how in (How.REAL, How.HERE) for row, _, _ in numbers)
+    near = sum(off is not None and abs(off) <= TENTH for _, off in numbers)
+    real = sum(row.how in (How.REAL, How.HERE) for row, _ in numbers)
+    independent = marks.count(Mark.INDEPENDENT)
     return (
-        f"Of the papers' {len(figures)} figures and tables, {sum(map(bool, compared.values()))} "
-        "give a number that was measured here without being fed in. They have "
-        f"{len(numbers)} such numbers: {real} were measured with real ranks on emulated devices, "
-        f"{len(numbers) - real} in a simulation, and {near} of ours are within a tenth of the "
+        f"Of the papers' {len(rows)} figures and tables, {independent} were computed here "
+        f"independently, in {marks.count(Mark.FED)} all of the paper's numbers were fed in, and "
+        f"{marks.count(Mark.MISSING)} are not reproduced. Of the {independent}, "
+        f"{sum(map(bool, compared.values()))} have numbers to compare with: {len(numbers)}, of "
+        f"which {real} were measured with real ranks on emulated devices and "
+        f"{len(numbers) - real} in a simulation. {near} of ours are within a tenth of the "
         "paper's.\n"
     )
 
 
 def _beside(record: Record) -> str:
-    """Return the paragraph about rows that the headline does not count."""
+    """Return the paragraphs about rows without numbers to compare, and about the marks."""
     rows = [row for row in ROWS.values() if row.kind is not Kind.CLAIM]
-    rest = [row for row in rows if not _independent(row, record)]
+    independent = [row for row in rows if row.mark(_values(row, record)) is Mark.INDEPENDENT]
+    rest = [row for row in independent if not row.compared(_values(row, record))]
     examples = sum(row.how is How.EXAMPLE for row in rest)
-    none = sum(row.how is How.NONE for row in rest)
-    fed = sum(bool(row.paper) and row.how not in (How.EXAMPLE, How.NONE) for row in rest)
-    alone = len(rest) - examples - none - fed
-    claims = len(ROWS) - len(rows)
     return (
-        f"The other {len(rest)} are not evidence of agreement: {alone} run here, but the paper's "
-        f"text gives no number to compare with; in {fed} the paper's numbers were all fed in; "
-        f"{examples} are worked examples; {none} are not reproduced. {claims} further rows are "
-        'claims without a figure. "Fed in" in a table marks a number of the paper\'s that was an '
-        "input here or was fitted, so both agree by construction.\n"
+        f"The other {len(rest)} are not evidence of agreement: for {len(rest) - examples} the "
+        f"paper's text gives no number, and {examples} are worked examples. "
+        f"{len(ROWS) - len(rows)} further rows are claims without a figure.\n\n"
+        "Each row has one mark:\n\n"
+        f"- *{Mark.INDEPENDENT}*: our figures do not equal the paper's by construction; if some "
+        "do, they are counted, with the reason\n"
+        f"- *{Mark.FED}*: all numbers that the paper gives were inputs here or were fitted, so "
+        "ours equal them by construction\n"
+        f"- *{Mark.MISSING}*: nothing here corresponds to the paper's result\n"
     )
 
 
-def _independent(row: Row, record: Record) -> list[str]:
-    return row.independent(record.get(row.id, {}).get("values", {}))
+def _values(row: Row, record: Record) -> Mapping[str, float]:
+    values: Mapping[str, float] = record.get(row.id, {}).get("values", {})
+    return values
 
 
-def _overview() -> str:
-    lines = ["| paper | row | what it shows | our figures are |", "|---|---|---|---|"]
+def _overview(record: Record) -> str:
+    lines = ["| paper | row | what it shows | mark | our figures are |", "|---|---|---|---|---|"]
     for paper, rows in PAPERS.items():
         lines += [
-            f"| {paper} | [{row.title}](#{row.id}) | {row.shows} | {row.how.name.lower()} |"
+            f"| {paper} | [{row.title}](#{row.id}) | {row.shows} | "
+            f"{row.marked(_values(row, record))} | {row.how.label} |"
             for row in rows
         ]
-    meanings = "\n".join(f"- *{how.name.lower()}*: {how.value}" for how in How)
+    meanings = "\n".join(f"- *{how.label}*: {how.value}" for how in How if how is not How.NONE)
     return "\n".join(lines) + "\n\n" + meanings + "\n"
 
 
 def _section(row: Row, measured: Mapping[str, Any] | None) -> str:
+    values: Mapping[str, float] = {} if measured is None else measured["values"]
     lines = [f"### {row.id}", "", f"**{row.title}.** {row.shows}.", ""]
+    lines += [f"Mark: {row.marked(values)}.", ""]
     if row.runs:
         lines += [f"`{row.runs}` ({row.how.value}). {row.here}".rstrip(), ""]
     if measured is not None:
         lines += _table(row, measured["values"])
         if measured.get("chart"):
             lines += [f"![{row.title}, {row.how.shows}](images/ledger/{row.id}.svg)", ""]
-    if row.why:
-        values = {} if measured is None else measured["values"]
+    if row.why and row.how is not How.NONE:
         word = "Why they differ" if differs(row, values) else "Note"
-        word = "Not done" if row.how is How.NONE else word
         lines += [f"{word}: {row.why}", ""]
     return "\n".join(lines)
 
@@ -121,7 +128,8 @@ def _table(row: Row, ours: Mapping[str, float]) -> list[str]:
         theirs, own = row.paper.get(label), ours.get(label)
         off = apart(theirs, own)
         said = "–" if off is None else f"{100 * off:+.0f} %"
-        said = "fed in" if label in row.fed else said
+        said = Mark.MISSING if theirs is not None and own is None else said
+        said = Mark.FED if label in row.fed else said
         lines.append(f"| {label} | {_number(theirs)} | {_number(own)} | {said} |")
     return [*lines, ""]
 

@@ -17,6 +17,14 @@ class Kind(StrEnum):
     CLAIM = "claim"
 
 
+class Mark(StrEnum):
+    """Relation of a row's figures here to the paper's numbers."""
+
+    INDEPENDENT = "computed independently"
+    FED = "fed in"
+    MISSING = "not reproduced"
+
+
 class How(StrEnum):
     """Source of the figures here. The value is the page's explanation."""
 
@@ -26,6 +34,11 @@ class How(StrEnum):
     HERE = "measured on this machine"
     EXAMPLE = "a worked example, by the product's own function"
     NONE = "not reproduced"
+
+    @property
+    def label(self) -> str:
+        """The value's name on the page; a dash if there are no figures here."""
+        return "–" if self is How.NONE else self.name.lower()
 
     @property
     def shows(self) -> str:
@@ -82,6 +95,8 @@ class Row:
         fed: labels of `paper` whose figures were inputs here, or were fitted, so that both figures
             are equal by construction.
         unit: unit of both figures.
+        fed_why: reason why these figures are fed in.
+        missing_why: reason why labels of `paper` have no figure here.
         why: reason why the figures differ by more than a tenth, or, for `How.NONE`, why the result
             is not reproduced.
         measure: `module:function` of this package that returns the figures here. Empty if nothing
@@ -99,6 +114,8 @@ class Row:
     measure: str = ""
     command: str = ""
     fed: tuple[str, ...] = ()
+    fed_why: str = ""
+    missing_why: str = ""
 
     @property
     def script(self) -> str:
@@ -106,11 +123,38 @@ class Row:
         module = self.measure.partition(":")[0]
         return f"benchmarks/figures/{module}.py" if module else ""
 
-    def independent(self, ours: Mapping[str, float]) -> list[str]:
-        """Return the labels whose figures here are independent of the paper's.
+    def mark(self, ours: Mapping[str, float]) -> Mark:
+        """Return the row's mark, from its figures here by label.
 
-        They are measured, in a simulation or in a training, and do not equal the paper's by
-        construction.
+        "Fed in" means that all figures which both sides have were inputs here, or were fitted.
+        Figures without a number of the paper's are computed independently.
+        """
+        both = [label for label in self.paper if label in ours]
+        if self.how is How.NONE or (self.paper and not both):
+            return Mark.MISSING
+        return Mark.FED if both and set(both) <= set(self.fed) else Mark.INDEPENDENT
+
+    def marked(self, ours: Mapping[str, float]) -> str:
+        """Return the mark in words: with the numbers that it does not hold for, and the reasons."""
+        mark = self.mark(ours)
+        if mark is Mark.MISSING:
+            return f"{mark}: {self.why if self.how is How.NONE else self.missing_why}".rstrip(".")
+        if not self.paper:
+            return f"{mark}; the paper's text has no number"
+        words = mark.value
+        if mark is Mark.FED:
+            words += f": {self.fed_why}"
+        elif self.fed:
+            words += f"; {len(self.fed)} of {len(self.paper)} numbers fed in: {self.fed_why}"
+        if missing := set(self.paper) - set(ours):
+            number = f"{len(missing)} of {len(self.paper)} numbers"
+            words += f"; {number} not reproduced: {self.missing_why}"
+        return words
+
+    def compared(self, ours: Mapping[str, float]) -> list[str]:
+        """Return the labels whose figures here are evidence: measured, and not fed in.
+
+        A worked example follows from its rule, and is no measurement.
         """
         if self.how in (How.EXAMPLE, How.NONE):
             return []

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from paceline import policies
 from paceline.core.cost import Features
 from paceline_backend.simulator import Scenario, Simulation, TrainedSegment
 from paceline_backend.simulator.sync import SimulatedRound
@@ -63,10 +64,24 @@ class Run:
         return float(self.features.samples.sum() / self.ended_s)
 
 
-def run(testbed: Scenario, policy: str, parameters: Mapping[str, Any] | None = None) -> Run:
-    """Run a scenario under a policy, which learns the workers' speeds as in a real run."""
+def run(
+    testbed: Scenario,
+    policy: str,
+    parameters: Mapping[str, Any] | None = None,
+    *,
+    uneven_steps: bool = True,
+) -> Run:
+    """Run a scenario under a policy, which learns the workers' speeds as in a real run.
+
+    Without `uneven_steps`, all workers make equally many steps: under relaxed synchronisation, fast
+    workers take over no batches of slow ones.
+    """
     changed = msgspec.structs.replace(testbed, policy=policy, parameters=dict(parameters or {}))
-    return trained(Simulation.of(changed))
+    if uneven_steps:
+        return trained(Simulation.of(changed))
+    hello = msgspec.structs.replace(changed.hello(), uneven_steps=False)
+    made = policies.make(policy, changed.parameters)
+    return trained(Simulation(hello, changed.emulation(), made, network=changed.communication))
 
 
 def trained(simulation: Simulation) -> Run:

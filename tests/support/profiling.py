@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
+import io
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+import paceline
 from paceline.core.errors import PacelineError
 from paceline.train.checkpoint.position import Position
 from paceline.train.environment import Environment
 from paceline.train.profile import Profile
 from paceline.train.wiring import Findings, describe
 from paceline.wire import Hello
-from support.sessions import WIDTH, network, parameters, session
+from support.sessions import WIDTH, Sized, network, parameters, session
 
 Answer = tuple[Profile | None, Hello, torch.Tensor, list[list[int]]]
 
@@ -123,3 +128,94 @@ def limited(limits: Any) -> list[int]:
     with session(24, {"global_batch": 12, "limits": limits}) as run:
         torch.distributed.barrier()  # a leader that leaves at once could not be met any more
         return run._loop.context.limits.samples
+
+
+# Runs that begin under LBB, which profiles them by itself.
+
+
+@dataclass
+class Begun:
+    """What one rank of a run that began under LBB saw, and the model before and after a profile."""
+
+    times: list[list[tuple[int, float]]] = field(default_factory=list)  # of each rank
+    limits: list[int] = field(default_factory=list)
+    said: str = ""  # on stderr
+    before: dict[str, Any] = field(default_factory=dict)
+    inside: dict[str, Any] = field(default_factory=dict)
+    samples: list[list[int]] = field(default_factory=list)  # of each step
+
+
+class Stateful(nn.Module):
+    """A network with running statistics, dropout, a buffer and a count of its own."""
+
+    def __init__(self, *parts: str) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.inner, self.norm = nn.Linear(WIDTH, 8), nn.BatchNorm1d(8)
+        self.dropout, self.head = nn.Dropout(0.5), nn.Linear(8, 1)
+        self.register_buffer("mean", torch.zeros(8))
+        self.calls, self.parts = 0, parts
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.training and self.dropout.training and self.norm.training
+        self.calls += 1
+        if "large" in self.parts and len(x) > 8 and dist.get_rank() == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        if "in model" in self.parts:
+            dist.all_reduce(torch.tensor(float(len(x))))
+        hidden = torch.relu(self.norm(self.inner(x)))
+        self.mean = 0.9 * self.mean + 0.1 * hidden.detach().mean(0)
+        made: Tensor = self.head(self.dropout(hidden))
+        return made.view(8, -1) if "fixed" in self.parts else made
+
+
+def state_of(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    network: Any = model.module
+    return {
+        "state": {name: value.clone() for name, value in network.state_dict().items()},
+        "gradients": [p.grad for p in network.parameters() if p.grad is not None],
+        "calls": network.calls,
+        "optimizer": len(optimizer.state),
+        "random": torch.get_rng_state(),
+    }
+
+
+def begin(*parts: str, steps: int = 1, **options: Any) -> Begun:
+    """Train some steps of a run whose policy is in PACELINE_POLICY."""
+    said, begun = io.StringIO(), Begun()
+    with contextlib.redirect_stderr(said):
+        run = paceline.Session(Sized(48), **{"global_batch": 16} | options)
+        loader = run.loader()
+        model = run.wrap(Stateful(*parts), batchnorm="sync" if "sync" in parts else "local")
+        if "compiled" in parts:
+            model.compile(backend="eager")
+        optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+        begun.before = state_of(model, optimizer)
+        if "called" in parts:
+            run.profile(lambda n: model(loader.typical(n)[1]).mean().backward())
+        begin_epoch = run._loop.begin_epoch
+
+        def begin_next(lookahead: int) -> bool:
+            begun.inside = state_of(model, optimizer)
+            return begin_epoch(lookahead)
+
+        run._loop.begin_epoch = begin_next  # type: ignore[method-assign]
+        for indices, x, y in loader:
+            optimizer.zero_grad()
+            loss = model(x).flatten().sub(y.flatten()).square().mean()
+            if "in loop" in parts:
+                dist.all_reduce(loss.detach().clone())
+            loss.backward()
+            optimizer.step()
+            begun.samples.append(indices.tolist() if run.batch.samples else [])
+            if len(begun.samples) == steps:
+                break
+        begun.times = [each.times for each in run._loop.findings.profiles]
+        begun.limits = run._loop.context.limits.samples
+        run.close()
+    begun.said = said.getvalue()
+    return begun
+
+
+def begin_each(cases: list[tuple[tuple[str, ...], dict[str, Any]]]) -> list[Begun]:
+    return [begin(*parts, **options) for parts, options in cases]

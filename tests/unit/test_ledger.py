@@ -110,28 +110,75 @@ def test_what_was_fed_in_is_a_number_of_the_papers(ledger: Any) -> None:
         assert set(row.fed) <= set(row.paper), row.id
 
 
+def test_each_row_has_one_mark_and_its_reason(ledger: Any) -> None:
+    """Each row of the top table: the mark, and why numbers are fed in or are missing."""
+    from figures.row import Mark
+
+    record = ledger.recorded()
+    lines = {
+        line.split("](#")[1].split(")")[0]: line.split(" | ")[3]
+        for line in ledger.PAGE.read_text().splitlines()
+        if line.startswith("| ") and "](#" in line
+    }
+    assert set(lines) == set(ledger.ROWS)
+    for row in ledger.ROWS.values():
+        ours = record.get(row.id, {}).get("values", {})
+        shown = lines[row.id]
+        assert shown.startswith(row.mark(ours)), row.id
+        assert sum(shown.startswith(mark) for mark in Mark) == 1
+        assert bool(row.fed) == bool(row.fed_why) == ("fed in: " in shown), row.id
+        assert row.fed_why in shown
+        missing = row.mark(ours) is Mark.MISSING or bool(set(row.paper) - set(ours))
+        assert missing == ("not reproduced: " in shown), row.id
+        assert not missing or (row.missing_why or row.why.rstrip(".")) in shown
+
+
+def test_marks_follow_from_the_figures(ledger: Any) -> None:
+    from figures.row import How, Mark, Row
+
+    row = Row(
+        "x-fig-1",
+        "",
+        How.VIRTUAL,
+        paper={"a": 1, "b": 2},
+        fed=("a",),
+        fed_why="it is so",
+        missing_why="no such thing",
+    )
+    assert row.mark({"a": 1, "b": 2}) is Mark.INDEPENDENT
+    both = row.marked({"a": 1, "b": 2})
+    assert both == "computed independently; 1 of 2 numbers fed in: it is so"
+    assert row.marked({"a": 1}) == (
+        "fed in: it is so; 1 of 2 numbers not reproduced: no such thing"
+    )
+    assert row.marked({"c": 1}) == "not reproduced: no such thing"
+    bare = Row("x-fig-2", "", How.HERE)
+    assert bare.marked({"c": 1}) == "computed independently; the paper's text has no number"
+    gone = Row("x-fig-3", "", How.NONE, why="No such device.")
+    assert gone.marked({}) == "not reproduced: No such device"
+
+
 def test_the_headline_counts_only_what_is_measured_and_independent(ledger: Any) -> None:
     """Labels without a number of the paper's, fed numbers, examples and claims do not count."""
     from figures.page import headline
-    from figures.row import How
+    from figures.row import How, Mark
 
     record = ledger.recorded()
-    bare = {row: {**of, "values": {}} for row, of in record.items()}
-    assert " 0 give a number " in headline(bare)
-    counted = {
-        row.id: row.independent(record[row.id]["values"])
-        for row in ledger.ROWS.values()
-        if row.id in record and row.kind.name != "CLAIM"
-    }
-    rows, numbers = sum(map(bool, counted.values())), sum(map(len, counted.values()))
+    rows = [row for row in ledger.ROWS.values() if row.kind.name != "CLAIM"]
+    ours = {row.id: record.get(row.id, {}).get("values", {}) for row in rows}
+    counted = {row.id: row.compared(ours[row.id]) for row in rows}
+    marks = [row.mark(ours[row.id]) for row in rows]
     said = headline(record)
-    assert f" {rows} give a number that was measured here without being fed in." in said
-    assert f" {numbers} such numbers: " in said
+    assert f" {marks.count(Mark.INDEPENDENT)} were computed here independently, " in said
+    assert f" in {marks.count(Mark.FED)} all of the paper's numbers were fed in, " in said
+    assert f" {marks.count(Mark.MISSING)} are not reproduced." in said
+    pairs, numbers = sum(map(bool, counted.values())), sum(map(len, counted.values()))
+    assert f" {pairs} have numbers to compare with: {numbers}, " in said
     assert counted["chronica-table-1"] == []  # the DIF is asked for
     assert counted["chronica-fig-9"] == []  # the text has no numbers
     assert "TensorFlow, DIF 0" not in counted["chronica-table-4"]
     assert "TensorFlow, DIF 4" in counted["chronica-table-4"]
-    examples = [row.id for row in ledger.ROWS.values() if row.how is How.EXAMPLE]
+    examples = [row.id for row in rows if row.how is How.EXAMPLE]
     assert all(counted[row] == [] for row in examples)
 
 

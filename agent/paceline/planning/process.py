@@ -106,6 +106,11 @@ class PolicyInForce:
         except ValueError as error:
             raise ValueError(f"policy={self.name!r}: {error}") from None
 
+    @property
+    def profiles(self) -> bool:
+        """True if the ranks of a run that begins with this policy are profiled before training."""
+        return self.name == "lbb" and self.parameters.get("profile", "auto") == "auto"
+
 
 @dataclass(frozen=True)
 class Begin:

@@ -45,3 +45,10 @@ class RunContext:
     def planned(self) -> bool:
         """True if a controller or rank 0 may plan the run."""
         return self.environment.run is not None or self.policy is not None
+
+    @property
+    def first_policy(self) -> PolicyInForce | None:
+        """The policy with which the run begins; None: none, or unknown."""
+        environment = self.environment
+        has_controller = environment.run is not None and environment.bus is not None
+        return environment.first_policy if has_controller else self.policy

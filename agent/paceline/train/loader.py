@@ -196,6 +196,8 @@ class Loader:
 
     def __iter__(self) -> Generator[Any]:
         loop = self._loop
+        if not loop.begun:
+            replay.profile_first(loop, self, sys._getframe(1))
         if not loop.begin_epoch(self.lookahead):
             return
         self._typical = None

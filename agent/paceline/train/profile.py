@@ -7,6 +7,7 @@ to the user or to profiles.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -38,6 +39,8 @@ Floats = npt.NDArray[np.float64]
 Finish = Callable[[], None]
 # Function that is called with a batch's number of samples and its start time; see `measure`.
 Hold = Callable[[int, float], None]
+# Function that computes a batch of a number of samples, and returns the seconds it took.
+TimeBatch = Callable[[int], float]
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -53,18 +56,31 @@ def measure(run_batch: Callable[[int], object], most: int, finish: Finish, hold:
     """Time batches of 2, 4, 8, … samples, until memory runs out, and one of `most` samples.
 
     `finish` waits for the model's device. If a device is emulated, `hold` waits until it would be
-    done. A PacelineError means that memory ran out at the first batch. Other errors of `run_batch`
-    are raised unchanged.
+    done. Errors are as those of `measure_with`.
+    """
+    return measure_with(partial(_timed, run_batch, finish, hold), most)
+
+
+def measure_with(time_batch: TimeBatch, most: int, most_s: float = math.inf) -> Profile:
+    """Return the profile of 2, 4, 8, … and `most` samples, until memory or time runs out.
+
+    No size is begun whose timings would probably end after `most_s` seconds. A PacelineError means
+    that memory ran out at the first batch. Other errors of `time_batch` are raised unchanged.
     """
     sizes = [min(2**k, most) for k in range(1, max(most - 1, 1).bit_length() + 1)]
     times: list[tuple[int, float]] = []
-    timed = partial(_timed, run_batch, finish, hold)
+    began = time.perf_counter()
     for samples in sizes:
+        if times:
+            last, time_s = times[-1]
+            expected_s = _TIMINGS * time_s * samples / last
+            if time.perf_counter() - began + expected_s > most_s:
+                break
         try:
             if not times:
                 # The first pass is not timed, because it allocates, compiles and warms up.
-                timed(samples)
-            several = [timed(samples) for _ in range(_TIMINGS)]
+                time_batch(samples)
+            several = [time_batch(samples) for _ in range(_TIMINGS)]
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
@@ -127,7 +143,9 @@ def _unstepped(models: Iterable[Wrapped]) -> Iterator[None]:
         hook.remove()
 
 
-class _Outcome(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True):
+    """A rank's profile, or why it has none."""
+
     profile: Profile | None
     error: str = ""
 
@@ -138,29 +156,31 @@ def gather(store: Store, rank: int, world: int, measured: Callable[[], Profile])
     An error of `measured` is raised unchanged on its own rank. The other ranks raise a
     PacelineError that names the failed rank.
     """
-
-    # Each call has keys of its own, because an earlier call may have failed and left its entries.
-    call = store.add(f"profile/calls/{rank}", 1)
-    store = PrefixStore(f"profile/{call}", store)
-
-    def publish(outcome: _Outcome) -> None:
-        store.set(str(rank), msgspec.json.encode(outcome).decode())
-
+    failure: Exception | None = None
     try:
-        mine = measured()
+        mine = Outcome(measured())
     except Exception as error:
-        publish(_Outcome(None, f"{type(error).__name__}: {error}"))
-        _wait_for_readers(store, rank, world)
-        raise
-    publish(_Outcome(mine))
-    outcomes = [msgspec.json.decode(store.get(str(other)), type=_Outcome) for other in range(world)]
-    _wait_for_readers(store, rank, world)
+        mine, failure = Outcome(None, f"{type(error).__name__}: {error}"), error
+    outcomes = exchange(store, rank, world, mine)
+    if failure is not None:
+        raise failure
     every = []
     for other, outcome in enumerate(outcomes):
         if outcome.profile is None:
             raise PacelineError(f"profile: on rank {other}: {outcome.error}")
         every.append(outcome.profile)
     return every
+
+
+def exchange(store: Store, rank: int, world: int, mine: Outcome) -> list[Outcome]:
+    """Return every rank's outcome, [W]. All ranks must call this equally often."""
+    # Each call has keys of its own, because an earlier call may have failed and left its entries.
+    call = store.add(f"profile/calls/{rank}", 1)
+    store = PrefixStore(f"profile/{call}", store)
+    store.set(str(rank), msgspec.json.encode(mine).decode())
+    outcomes = [msgspec.json.decode(store.get(str(other)), type=Outcome) for other in range(world)]
+    _wait_for_readers(store, rank, world)
+    return outcomes
 
 
 def profile_ranks(

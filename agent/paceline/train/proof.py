@@ -795,23 +795,30 @@ class Rehearsal:
 
     def _noting(self, backward: Any) -> Any:
         def noting(*args: Any, **kwargs: Any) -> None:
-            # The gradients of a nested pass are added to the sketches when the outer pass ends.
+            # The gradients of a nested pass are noted when the outer pass ends.
             if self._depth:
                 backward(*args, **kwargs)
                 return
-            before = [self._sketch.of(model) for model in self._models]
+            before = self._before_backward()
             self._depth += 1
             try:
                 backward(*args, **kwargs)
             finally:
                 self._depth -= 1
-            for sums, model, already in zip(self._sums, self._models, before, strict=True):
-                sums += self._sketch.of(model) - already
+            self._after_backward(before)
+            for model in self._models:
                 if any(parameter.grad is not None for parameter in model.parameters()):
                     self._trained.add(id(model))
             self._on_backward()
 
         return noting
+
+    def _before_backward(self) -> list[Tensor]:
+        return [self._sketch.of(model) for model in self._models]
+
+    def _after_backward(self, before: list[Tensor]) -> None:
+        for sums, model, already in zip(self._sums, self._models, before, strict=True):
+            sums += self._sketch.of(model) - already
 
     @contextmanager
     def _step(self, trial: Trial) -> Iterator[None]:

@@ -1,4 +1,7 @@
-"""Replay of the body of the script's loop up to its gradients, for `paceline.train.proof`.
+"""Replay of the body of the script's loop up to its gradients.
+
+`prove_first` replays it to check the loss (`paceline.train.proof`), and `profile_first` to time it
+on batches of several sizes (`paceline.train.timed_trials`).
 
 In a live run the loop must not have additional iterations: scripts count iterations, advance
 schedules in them and accumulate gradients over them. So the replay finds the ``for`` statement that
@@ -25,8 +28,10 @@ import linecache
 import logging
 import random
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +40,19 @@ import torch
 from torch import nn
 
 from paceline.core.errors import PacelineError
+from paceline.train.profile import (
+    Outcome,
+    Profile,
+    exchange,
+    limits_of,
+    measure_with,
+    shared_moments,
+    shared_typical,
+    spread,
+)
 from paceline.train.proof import WRONG, Loading, NotProvableError, ProofResult, Rehearsal, unknown
 from paceline.train.stacks import is_users
+from paceline.train.timed_trials import MOST_S, TimedTrials, most_samples, reason
 
 if TYPE_CHECKING:
     from paceline.train.state import TrainingState
@@ -103,6 +119,74 @@ def prove_first(state: TrainingState, loader: Loading, frame: FrameType) -> None
         state.wiring.leader.keep_equal(f"{answer.why} {answer.do}")
 
 
+def profile_first(state: TrainingState, loader: Loading, frame: FrameType) -> None:
+    """Profile the ranks before the first step, if the run begins under LBB; all ranks call it.
+
+    If a rank cannot be profiled, no rank has a profile, and rank 0 writes the reason. `frame` is
+    the frame that requests the loader's first batch.
+    """
+    context, startup = state.context, state.startup
+    policy = context.first_policy
+    if startup.world == 1 or state.findings.profiles or policy is None or not policy.profiles:
+        return
+    began = time.perf_counter()
+    profiles: list[Profile] = []
+    if not (why := reason(context, startup.lanes, state.gate.models)):
+        mine = _profiled(state, loader, frame)
+        outcomes = exchange(startup.store, startup.rank, startup.world, mine)
+        profiles = [each.profile for each in outcomes if each.profile is not None]
+        why = next((f"rank {r}: {each.error}" for r, each in enumerate(outcomes) if each.error), "")
+    if not why:
+        batch, given = context.terms.global_batch, context.limits
+        try:
+            found = limits_of(given.samples, profiles, batch, startup.world, given.micro_batches)
+            state.context = replace(context, limits=found)
+            state.findings.profiles = profiles
+        except PacelineError as error:
+            why = str(error)
+    if startup.leads:
+        said = f"lbb begins without a profile of the ranks, because {why}"
+        if not why:
+            most = max(count for each in profiles for count, _ in each.times)
+            said = f"lbb has profiled the ranks with batches of up to {most} samples"
+        sys.stderr.write(f"paceline: {said}. That took {time.perf_counter() - began:.2f} s.\n")
+
+
+def _profiled(state: TrainingState, loader: Loading, frame: FrameType) -> Outcome:
+    """Return this rank's profile, or the reason why it has none."""
+    context, startup = state.context, state.startup
+    most = max(most_samples(context, rank, startup.world) for rank in range(startup.world))
+    typical = shared_typical(startup.store, startup.sizes, most)
+    hold = context.device.trial(
+        state.progress.step + 1, shared_moments(startup.store, startup.sizes)
+    )
+    body = _Body()
+    trials = TimedTrials(state, loader, body.at_step, body.after_backward)
+    body.rehearsal = trials
+
+    def time_batch(samples: int) -> float:
+        return trials.time(spread(typical, samples), body.run_again, hold)
+
+    own = most_samples(context, startup.rank, startup.world)
+    share = min(own, -(-context.terms.global_batch // startup.world))
+    try:
+        body.find(frame, loader)
+        with state.statistics.kept():
+            profile = measure_with(time_batch, own, MOST_S)
+    except NotProvableError as error:
+        return Outcome(None, str(error))
+    # The script's own code may raise any error on a batch of another size.
+    except Exception as error:
+        return Outcome(None, f"{type(error).__name__}: {error}")
+    finally:
+        body.forget()
+        del frame
+        _release_memory()
+    if profile.limit is None and profile.times[-1][0] < share:
+        return Outcome(None, f"an equal share of a step takes too long for {MOST_S:g} s of trials")
+    return Outcome(profile)
+
+
 def prove(state: TrainingState, loader: Loading, frame: FrameType) -> ProofResult:
     """Check the loss of the loop that reads a loader; all ranks call it.
 
@@ -154,6 +238,8 @@ class _Body:
         self._passes = 0
         # Number of backward passes in the functions that the current statement calls.
         self._inside = 0
+        # The statements that the last `run` executed, each with its `_inside`.
+        self._executed: list[tuple[CodeType, int]] = []
 
     def find(self, frame: FrameType, loader: Any) -> None:
         if self._loop is not None:
@@ -183,10 +269,8 @@ class _Body:
         have a lasting effect before all gradients are computed.
         """
         assert self._loop is not None
-        self._passes = 0
-        names = dict(self._names)
-        names["__paceline_item__"] = self._item(batch)
-        names["__paceline_left__"] = _LeftError
+        names = self._begin(batch)
+        self._executed.clear()
         take = ast.Assign([self._loop.target], ast.Name("__paceline_item__", ast.Load()))
         self._exec(take, names)
         local = _names_in(self._loop.target)
@@ -229,6 +313,29 @@ class _Body:
                 "an iteration of the loop computes no gradient of a wrapped model"
             )
 
+    def run_again(self, batch: Any) -> None:
+        """Run the statements of the last `run` without checking them; without one, `run`.
+
+        So the statements' own time can be measured. Errors are those of `run`.
+        """
+        if not self._executed:
+            self.run(batch)
+            return
+        names = self._begin(batch)
+        for code, inside in self._executed:
+            self._inside = inside
+            try:
+                exec(code, names)
+            except (_DoneError, _LeftError):
+                break
+        if not self.rehearsal.complete:
+            raise NotProvableError("the loop computes its gradients only in some iterations")
+
+    def _begin(self, batch: Any) -> dict[str, Any]:
+        self._passes = self._inside = 0
+        item = self._item(batch)
+        return {**self._names, "__paceline_item__": item, "__paceline_left__": _LeftError}
+
     def _changed(self, statement: ast.stmt, names: dict[str, Any], local: set[str]) -> str | None:
         """Return the variable that a statement changes, if the statement may be skipped.
 
@@ -258,10 +365,13 @@ class _Body:
 
     def _exec(self, statement: ast.stmt, names: dict[str, Any]) -> None:
         module = ast.fix_missing_locations(ast.Module([statement], []))
-        exec(compile(module, self._file, "exec", dont_inherit=True), names)
+        code = compile(module, self._file, "exec", dont_inherit=True)
+        self._executed.append((code, self._inside))
+        exec(code, names)
 
     def forget(self) -> None:
         self._names, self._item = {}, None
+        self._executed.clear()
         del self.rehearsal
 
     def at_step(self) -> None:

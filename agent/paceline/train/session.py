@@ -137,7 +137,8 @@ class Session:
             rank 0 prints at the end of each epoch what was measured and gained.
         prove: before its first step, a run that may be balanced computes the gradient of a few
             samples in one batch and in uneven local batches. If the gradients differ, the ranks
-            train with equal local batches, and a warning gives the reason. False: skip this check.
+            train with equal local batches, and a warning gives the reason. False: skip this check,
+            and the profile with which a run begins under the policy ``lbb``.
 
     Raises:
         TypeError, ValueError: an argument of the session or of one of its methods is wrong; the

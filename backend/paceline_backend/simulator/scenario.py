@@ -23,6 +23,7 @@ from paceline.core.cost import SUM, Cost, Features
 from paceline.core.emulation import Emulation, Slowdown
 from paceline.core.errors import InputError
 from paceline.core.terms import MEANS
+from paceline.planning.process import PolicyInForce
 from paceline.policies.base import Floats
 from paceline.wire import Hello
 from paceline_backend.simulator.sizes import Sizes, SizesError
@@ -171,7 +172,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Number of samples that fit into a worker's memory, or one number per worker; None: no limit.
     limits: int | list[int] | None = None
     # True if workers measure the times of trial batches of 2, 4, 8, … samples before training.
-    profile: bool = False
+    # None: they do if real ranks would, because the run begins with `lbb`.
+    profile: bool | None = None
 
     @staticmethod
     def load(path: Path) -> Scenario:
@@ -355,7 +357,9 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"drop_last: {len(sizes)} samples are fewer than a global batch, so no step would "
                 "run; give more samples, or drop_last: false"
             )
-        devices = self.emulation()
+        devices, profiles = self.emulation(), self.profile
+        if profiles is None:
+            profiles = PolicyInForce(self.policy, self.parameters).profiles
         return hello_of(
             sizes,
             self.workers,
@@ -364,7 +368,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             epochs=self.epochs,
             loss_mean=self.loss_mean,
             drop_last=self.drop_last,
-            profiles=self._profiles(devices, float(sizes.mean())) if self.profile else [],
+            profiles=self._profiles(devices, float(sizes.mean())) if profiles else [],
             limits=self.memory_limits(),
             uneven_steps=True,
             gradient_bytes=round(self.communication.bytes) or None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -70,3 +72,74 @@ def test_limits_must_hold_a_global_batch(ranks: Ranks) -> None:
     with pytest.raises(RankError, match=r"\[4, 4\] samples fit into the ranks' memory"):
         ranks.run(profiling.limited, 4)
     assert ranks.run(profiling.limited, [4, 8]) == [[4, 8], [4, 8]]
+
+
+UNPROFILED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "ranks wait for each other before the gradients, in allreduce": (("in loop",), {}),
+    "rank 0: ranks wait for each other before the gradients, in allreduce": (("in model",), {}),
+    "before the gradients, in allreduce": (("sync",), {}),
+    "RuntimeError: shape '[8, -1]' is invalid": (("fixed",), {}),
+    "a compiled model compiles for each number of samples": (("compiled",), {}),
+    "prove=False is set": ((), {"prove": False}),
+    "shapes allows only some numbers of samples": ((), {"shapes": 4}),
+    "with token_budget batches have no fixed count": (
+        (),
+        {"global_batch": None, "token_budget": 32},
+    ),
+}
+
+
+@pytest.mark.ranks
+def test_a_run_that_begins_under_lbb_is_profiled_and_left_as_it_was(ranks: Ranks) -> None:
+    """Model, gradients, optimiser, random numbers and the order of samples do not change."""
+    emulate = '{"a_s": [0.001, 0.002], "b_s": [0.004, 0.004]}'
+    env = {"PACELINE_EMULATE": emulate, "PACELINE_POLICY": "lbb"}
+    every = ranks.run(profiling.begin, env=env)
+    off = {**env, "PACELINE_POLICY": '{"lbb": {"profile": "off"}}'}
+    for begun, plain in zip(every, ranks.run(profiling.begin, env=off), strict=True):
+        assert [[n for n, _ in times] for times in begun.times] == [[2, 4, 8, 16]] * 2
+        for rank, times in enumerate(begun.times):
+            for n, seconds in times:  # a mean size is 2
+                assert seconds >= 0.004 + 2 * n * 0.001 * (1 + rank)
+        assert begun.times == every[0].times
+        before, inside = begun.before, begun.inside
+        assert before["state"].keys() == inside["state"].keys()
+        assert all(torch.equal(v, inside["state"][n]) for n, v in before["state"].items())
+        assert inside["gradients"] == [] == before["gradients"]
+        assert inside["calls"] == inside["optimizer"] == 0
+        assert torch.equal(before["random"], inside["random"])
+        assert begun.samples == plain.samples
+        assert (plain.times, plain.said.count("profile")) == ([], 0)
+    assert "lbb has profiled the ranks with batches of up to 16 samples. That took" in every[0].said
+    assert every[1].said == ""
+
+
+@pytest.mark.ranks
+def test_without_a_profile_a_run_begins_as_before_and_says_why(ranks: Ranks) -> None:
+    every = ranks.run(
+        profiling.begin_each, list(UNPROFILED.values()), env={"PACELINE_POLICY": "lbb"}
+    )
+    for why, begun, other in zip(UNPROFILED, *every, strict=True):
+        assert (begun.times, other.times) == ([], []), why
+        assert "lbb begins without a profile of the ranks, because " in begun.said, why
+        assert why in begun.said
+        assert len(begun.samples) == 1, why
+
+
+@pytest.mark.ranks
+def test_a_profile_finds_where_memory_ends_and_keeps_to_limits(ranks: Ranks) -> None:
+    cases: list[Any] = [(("large",), {}), ((), {"limits": [8, 12]}), (("called",), {})]
+    env = {"PACELINE_POLICY": "lbb"}
+    large, limited, called = ranks.run(profiling.begin_each, cases, env=env)[0]
+    assert [[n for n, _ in times] for times in large.times] == [[2, 4, 8, 16], [2, 4, 8]]
+    assert large.limits == [16, 8]
+    assert [[n for n, _ in times] for times in limited.times] == [[2, 4, 8], [2, 4, 8, 12]]
+    assert [n for n, _ in called.times[0]] == [2, 4, 8, 16]
+    assert "profile" not in called.said, "the script's own profile is enough"
+
+
+@pytest.mark.ranks
+def test_other_policies_have_no_profile(ranks: Ranks) -> None:
+    for policy in ("bsp", "dynamic-batching"):
+        for begun in ranks.run(profiling.begin, env={"PACELINE_POLICY": policy}):
+            assert (begun.times, begun.said.count("profile")) == ([], 0)

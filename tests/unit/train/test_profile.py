@@ -11,9 +11,22 @@ import pytest
 import torch
 
 from paceline.core.errors import PacelineError
+from paceline.core.terms import Terms
+from paceline.planning.process import PolicyInForce
 from paceline.train.device import Device
+from paceline.train.environment import Environment
 from paceline.train.plan_shard import LocalStep
-from paceline.train.profile import Profile, limits_of, listed_limits, measure, shared_typical
+from paceline.train.profile import (
+    Limits,
+    Profile,
+    limits_of,
+    listed_limits,
+    measure,
+    measure_with,
+    shared_typical,
+)
+from paceline.train.timed_trials import most_samples
+from support.contexts import run_context
 
 
 def done() -> None:
@@ -202,3 +215,52 @@ def test_typical_samples_are_the_quantiles_of_the_sizes() -> None:
     sizes = np.array([5.0, 1.0, 4.0, 2.0, 3.0, 6.0])
     assert shared_typical(store, sizes, 3) == [3, 2, 5]
     assert shared_typical(store, None, 3) == [3, 2, 5]
+
+
+LBB, OTHER = PolicyInForce("lbb"), PolicyInForce("bsp")
+
+
+@pytest.mark.parametrize(
+    ("environment", "policy", "profiles"),
+    [
+        (Environment(), LBB, True),
+        (Environment(), PolicyInForce("lbb", {"profile": "off"}), False),
+        (Environment(), OTHER, False),
+        (Environment(run="r", bus="b", first_policy=LBB), OTHER, True),
+        # A later attempt, before which the policy may have been switched.
+        (Environment(run="r", bus="b"), LBB, False),
+        (Environment(run="r"), LBB, True),  # rank 0 plans
+    ],
+)
+def test_which_runs_begin_with_a_profile(
+    environment: Environment, policy: PolicyInForce, profiles: bool
+) -> None:
+    context = run_context(Terms(8, 4, 0, False, "samples", 2), environment, policy=policy)
+    first = context.first_policy
+    assert (first is not None and first.profiles) is profiles
+
+
+def test_a_profile_by_default_ends_at_twice_an_equal_share() -> None:
+    context = run_context(Terms(100, 30, 0, False, "samples", 2))
+    assert [most_samples(context, rank, 4) for rank in range(4)] == [16] * 4
+    assert most_samples(context, 0, 1) == 30
+    limited = run_context(Terms(100, 30, 0, False, "samples", 2), limits=Limits([30, 9, 30, 30]))
+    assert [most_samples(limited, rank, 4) for rank in range(4)] == [16, 9, 16, 16]
+
+
+def test_no_size_is_begun_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    clock = SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr("paceline.train.profile.time", clock)
+    seen: list[int] = []
+
+    def time_batch(samples: int) -> float:
+        nonlocal now
+        now += samples
+        seen.append(samples)
+        return float(samples)
+
+    profile = measure_with(time_batch, 64, most_s=100)
+    assert profile.times == [(2, 2.0), (4, 4.0), (8, 8.0), (16, 16.0)]  # 32 would end after 188 s
+    assert sum(seen) <= 100
+    assert profile.limit is None

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Any
+from itertools import combinations
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -28,6 +29,8 @@ from paceline.policies.solve import counts
 from paceline.policies.solve.minmax import minmax
 from paceline.policies.values import StepTable
 
+# The sets of terms of a cubic, by their powers.
+_TERM_SETS = [list(terms) for n in range(1, 5) for terms in combinations(range(4), n)]
 # Usual number of steps from whose times the allocator decides whether to change the counts.
 _SEEN = 2
 # Number of steps of the previous policy from which the first counts are computed.
@@ -88,15 +91,20 @@ def fit_profile(points: list[tuple[int, float]]) -> Floats:
     (samples, seconds). With coefficients ≥ 0 the time never falls as the batch grows, also beyond
     the profiled sizes.
     """
-    # Imported here: the import takes long, and few runs need it.
-    from sklearn.linear_model import LinearRegression
-
     samples, time_s = np.array(points, np.float64).T
     scale = powers(samples.max())
-    # Weights of 1/T² make errors relative. The intercept a0 must not be negative, either.
-    cubic = LinearRegression(positive=True, fit_intercept=False)
-    cubic.fit(powers(samples) / scale, time_s, sample_weight=time_s**-2.0)
-    return np.asarray(cubic.coef_ / scale)
+    # The times in units of the measured ones, so that errors are relative.
+    columns = powers(samples) / scale / time_s[:, None]
+    best, least = np.zeros(4), np.inf
+    # The solution is the unconstrained fit of some of the four terms. Trying all sets of terms
+    # takes less time than importing a library for it, which would delay a run's first plan.
+    for terms in _TERM_SETS:
+        found = np.linalg.lstsq(columns[:, terms], np.ones(len(points)), rcond=None)[0]
+        error = float(((columns[:, terms] @ found - 1) ** 2).sum())
+        if error < least and (found >= 0).all():
+            best, least = np.zeros(4), error
+            best[terms] = found
+    return np.asarray(best / scale)
 
 
 @dataclass(frozen=True)
@@ -308,6 +316,14 @@ class LbbParameters(counts.CountsParameters, frozen=True):
     ] = 200
     times: counts.Times = "typical"
     regressor: Regressor = "tracking"
+    profile: Annotated[
+        Literal["auto", "off"],
+        Meta(
+            description="auto: if the run begins with this policy, each rank times batches of 2, "
+            "4, 8, … samples before training, where the script's loop allows it; the first batch "
+            "sizes follow from these times. off: batches are equal at first."
+        ),
+    ] = "auto"
 
 
 def make(parameters: LbbParameters) -> Policy:

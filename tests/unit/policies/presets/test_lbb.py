@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import nnls
 
 from paceline import policies
 from paceline.core.emulation import Emulation, Slowdown
@@ -67,6 +70,22 @@ def test_profiles_are_cubics() -> None:
     true = np.array([0.02, 1e-3, 2e-6, 5e-9])
     points = [(2**p, float(powers(2**p) @ true)) for p in range(1, 10)]
     assert powers(300) @ fit_profile(points) == pytest.approx(powers(300) @ true, rel=1e-6)
+
+
+@given(
+    st.lists(st.floats(1e-4, 10), min_size=1, max_size=10),
+)
+def test_a_profile_is_fitted_best_of_all_cubics_without_negative_terms(times: list[float]) -> None:
+    """Of relative errors; against SciPy's solver, and for any times."""
+    points = [(2 ** (k + 1), time_s) for k, time_s in enumerate(times)]
+    samples, time_s = np.array(points).T
+    fitted = fit_profile(points)
+    assert (fitted >= 0).all()
+    scale = powers(samples.max())
+    columns = powers(samples) / scale / time_s[:, None]
+    _, error = nnls(columns, np.ones(len(points)))
+    mine = np.linalg.norm(columns @ (fitted * scale) - 1)
+    assert mine == pytest.approx(error, rel=1e-6, abs=1e-9)
 
 
 def test_a_profile_never_promises_that_more_samples_take_less() -> None:

@@ -1,0 +1,124 @@
+"""Profile of a run that begins under LBB, without a call of `Session.profile` in the script.
+
+`Loader` calls `replay.profile_first` before its first iteration. Each rank then computes 2, 4, 8, …
+samples in copies of the statements of the script's loop, as `paceline.train.proof` does, and times
+them (paper LBB, Alg. 1). The samples are the data set's own, of typical sizes, and each rank
+computes alone: a loop that calls a collective before its gradients has no profile.
+
+Afterwards model, buffers, gradients and random numbers are as before, and no optimiser has stepped.
+The profile ends at twice an equal share of a step, so it takes each rank about as long as twelve
+such shares. It has no size that would probably end later than `MOST_S` seconds after its start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from paceline.core.terms import MEANS
+from paceline.train.compiling import is_compiled
+from paceline.train.ddp import WeightedDDP
+from paceline.train.profile import Hold
+from paceline.train.proof import NotProvableError, Rehearsal, Trial
+
+if TYPE_CHECKING:
+    from paceline.train.context import RunContext
+
+# Longest time of a rank's profile, in seconds.
+MOST_S = 60.0
+
+
+def most_samples(context: RunContext, rank: int, world: int) -> int:
+    """Return the largest number of samples to time on a rank: twice an equal share of a step."""
+    batch, limits = context.terms.global_batch, context.limits.samples
+    most = min(batch, 2 * -(-batch // world))
+    return min(most, limits[rank]) if limits else most
+
+
+def reason(context: RunContext, lanes: object, models: list[Any]) -> str:
+    """Return why the ranks cannot have a profile, worded to follow "because "; "" if they can.
+
+    `lanes` are the groups of a mesh; None: each rank computes its own batches.
+    """
+    reasons = (
+        (not context.prove, "prove=False is set, so the loop's body is not run before training"),
+        (lanes is not None, "ranks of a mesh compute each batch together"),
+        (context.terms.token_budget is not None, "with token_budget batches have no fixed count"),
+        (context.reader is not None, "the data is a stream, whose samples have no index"),
+        (context.data is not None, "each node stores only its own samples"),
+        (context.terms.shapes.samples > 1, "shapes allows only some numbers of samples"),
+        (not models, "no model is wrapped"),
+        (
+            not all(isinstance(model, WeightedDDP) for model in models),
+            "ranks of a sharded model compute each batch together",
+        ),
+        (any(map(is_compiled, models)), "a compiled model compiles for each number of samples"),
+        (
+            any(getattr(model, "static_graph", False) for model in models),
+            "static_graph=True is set",
+        ),
+        (
+            any(getattr(model, "broadcast_buffers", False) for model in models),
+            "ranks exchange buffers in each forward pass",
+        ),
+    )
+    return next((why for holds, why in reasons if holds), "")
+
+
+class TimedTrials(Rehearsal):
+    """Execution of the loop's body on trial batches of this rank, with timing.
+
+    Unlike in the check of the loss, dropout and BatchNorm layers compute as in training.
+    """
+
+    _ended = 0.0
+
+    def time(self, indices: list[int], run: Callable[[Any], object], hold: Hold) -> float:
+        """Return the seconds in which `run` computes the gradients of a batch of these samples.
+
+        If a device is emulated, `hold` waits until it would be done.
+
+        Raises:
+            NotProvableError: the gradients cannot be computed alone.
+        """
+        rank, world = self._state.startup.rank, self._state.startup.world
+        weights = dict.fromkeys(MEANS, [1 / world] * world)
+        trial = Trial("profile", [indices if k == rank else [] for k in range(world)], weights)
+        self._trained.clear()
+        batch = self._batch(indices)
+        with ExitStack() as held:
+            for each in (self._random(), self._gradients(), self._step(trial)):
+                held.enter_context(each)
+            self._state.context.device.finish()
+            began = time.perf_counter()
+            run(batch)
+            # What the body does after the gradients does not count.
+            after_s = time.perf_counter() - self._ended
+            hold(len(indices), began + after_s)
+            return time.perf_counter() - began - after_s
+
+    @contextmanager
+    def forward(self, model: nn.Module) -> Iterator[None]:
+        """Leave the layers of a wrapped model as they are in training."""
+        yield
+
+    def _before_backward(self) -> list[Tensor]:
+        return []
+
+    def _after_backward(self, before: list[Tensor]) -> None:
+        self._state.context.device.finish()
+        self._ended = time.perf_counter()
+
+    def _comparing(self, name: str, method: Any) -> Any:
+        def refusing(group: Any, *args: Any, **kwargs: Any) -> Any:
+            if group.size() == 1:
+                return method(group, *args, **kwargs)
+            raise NotProvableError(
+                f"ranks wait for each other before the gradients, in {name.strip('_')}"
+            )
+
+        return refusing
