@@ -259,9 +259,8 @@ export class SwitchDialog {
     this.chosen = option;
     const radio = this.#radio(option);
     if (radio) radio.checked = true;
-    const preset = this.#preset;
     const values = { ...option.parameters, ...(option.inForce ? this.inForce : {}), ...parameters };
-    const fields = Object.entries(preset.parameters).map(([name, schema]) => fieldOf(name, schema, values[name] ?? schema.default));
+    const fields = this.#schemas().map(([name, schema]) => fieldOf(name, schema, values[name] ?? schema.default));
     byId("policy-parameters").replaceChildren(...fields);
     byId("policy-parameters").parentElement.scrollTop = 0;
     this.#say("");
@@ -370,10 +369,14 @@ export class SwitchDialog {
     return mean(this.data.rowsBetween(this.data.latest - 19, this.data.latest).map((row) => row.step_s));
   }
 
+  /** The schemas of the chosen preset's parameters that have an effect in this run. */
+  #schemas() {
+    return Object.entries(this.#preset.parameters).filter(([, { oneSize }]) => !(oneSize && this.run.dif));
+  }
+
   /** The chosen preset's parameters; throws FieldError if a value is not legal. @returns {Record<string, any>} */
   #values() {
-    const schemas = Object.entries(this.#preset.parameters);
-    return Object.fromEntries(schemas.map(([name, schema]) => [name, valueOf(name, schema, this.run.world ?? this.run.nproc)]));
+    return Object.fromEntries(this.#schemas().map(([name, schema]) => [name, valueOf(name, schema, this.run.world ?? this.run.nproc)]));
   }
 
   /** The same, or null if a value is not legal. */
