@@ -36,8 +36,9 @@ PAPERS_GAIN = 2.4
 
 
 def cores(at: int) -> list[float]:
-    """Return the workers' numbers of cores at a heterogeneity level; the static policy uses them."""
-    return [1 / factor for factor in scenario(f"dynamic-batching-h{at}").devices.factors]  # type: ignore[operator]
+    """Return the workers' numbers of cores at a heterogeneity level."""
+    of = scenario(f"dynamic-batching-h{at}").devices
+    return [1 / factor for factor in of.factors]  # type: ignore[operator]
 
 
 def level(at: int, workload: str = "ResNet-50", serial: float = 0.0) -> Scenario:

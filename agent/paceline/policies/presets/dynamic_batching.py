@@ -5,6 +5,7 @@ Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +40,7 @@ class _BoundMemory(counts.Counted):
     target: list[float]  # [W]
     # First step whose time is not in `mean_s` yet.
     next: int
-    # Number of steps since the last change of counts whose times are in `mean_s`.
+    # Number of measured steps since the last change of counts.
     steps: int
     # μ: moving average of the time in seconds that each worker takes for its `counts` samples; 0:
     # unknown.
@@ -66,8 +67,8 @@ class DynamicAllocator:
     changed. The average is the mean of these times until it covers 1 / `smoothing` steps; from then
     on, the newest time has the weight `smoothing`. Steps with less than half of the samples (an
     epoch's last step) are left out, and times of other steps with other counts (such as steps of
-    the previous policy) are scaled in proportion. If sizes differ, μ_k is the expected time of worker k for typical samples
-    (`counts.typical_s`).
+    the previous policy) are scaled in proportion. If sizes differ, μ_k is the expected time of
+    worker k for typical samples (`counts.typical_s`).
 
     The first counts are in proportion to `capacity` or, if it is empty, to the nominal speeds of
     the devices. Counts then change at most every `every_steps` steps, and only if some worker's
@@ -116,17 +117,16 @@ class DynamicAllocator:
             since=problem.first_step,
         )
 
-    def _follow(
-        self, memory: _BoundMemory, problem: Problem, feedback: Feedback
-    ) -> _BoundMemory:
+    def _follow(self, memory: _BoundMemory, problem: Problem, feedback: Feedback) -> _BoundMemory:
         """Return the state with the times of the steps since the last call in its averages."""
         rows = StepTable.of(feedback, problem.world, memory.next)
         # Whole counts of a small step are far from the proportions of a full step's.
         largest = StepTable.of(feedback, problem.world, 0).samples.sum(axis=1).max(initial=0)
+        large = 2 * rows.samples.sum(axis=1) >= largest
         current, mean, steps = np.array(memory.counts), np.array(memory.mean_s), memory.steps
-        for k in np.flatnonzero(2 * rows.samples.sum(axis=1) >= largest):
+        for k in range(len(rows)):
             steps += 1
-            says = rows.usable[k] & (current > 0)
+            says = rows.usable[k] & (current > 0) & large[k]
             time_s = rows.compute_s[k] * current / np.maximum(rows.samples[k], 1)
             next_ = mean + max(self.smoothing, 1 / steps) * (time_s - mean)
             mean = np.where(says, np.where(mean > 0, next_, time_s), mean)
@@ -197,7 +197,7 @@ def margin(dead_band: float, smoothing: float, steps: int) -> float:
     is wider by the same factor: otherwise counts would follow the noise of the first steps.
     """
     settled = 2 / smoothing - 1
-    return dead_band * max(1.0, (settled / max(steps, 1)) ** 0.5)
+    return dead_band * max(1.0, math.sqrt(settled / max(steps, 1)))
 
 
 def proportional(current: Ints, mean_s: Floats) -> Floats:
