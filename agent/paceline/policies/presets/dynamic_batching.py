@@ -121,7 +121,7 @@ class DynamicAllocator:
         """Return the state with the times of the steps since the last call in its averages."""
         rows = StepTable.of(feedback, problem.world, memory.next)
         # Whole counts of a small step are far from the proportions of a full step's.
-        largest = StepTable.of(feedback, problem.world, 0).samples.sum(axis=1).max(initial=0)
+        largest = feedback.by_step(problem.world).samples.sum(axis=1).max(initial=0)
         large = 2 * rows.samples.sum(axis=1) >= largest
         current, mean, steps = np.array(memory.counts), np.array(memory.mean_s), memory.steps
         for k in range(len(rows)):
