@@ -284,6 +284,8 @@ interface ParameterSchema {
   enum?: any[];
   items?: ParameterSchema;
   perRank?: boolean;
+  /** The parameter only has an effect in runs whose samples all have one size. */
+  oneSize?: boolean;
   minimum?: number;
   exclusiveMinimum?: number;
   maximum?: number;

@@ -49,6 +49,10 @@ def test_the_dialog_lists_every_preset_with_all_its_parameters(
         expect(page.locator("#switch-summary")).to_contain_text(known.summary)
         expect(page.locator("#switch-summary")).to_contain_text(known.source)
         for parameter, schema in policies.properties(known.parameters).items():
+            # The run's sizes differ.
+            if schema.get("oneSize"):
+                expect(page.locator(f"#policy-parameter-{parameter}")).to_have_count(0)
+                continue
             control = page.locator(f"#policy-parameter-{parameter}")
             value = schema["default"]
             if schema["type"] == "array":

@@ -195,3 +195,19 @@ def test_each_row_says_how_it_was_measured(ledger: Any) -> None:
         assert of["made"]["script"] == ledger.ROWS[row].script, row
         assert of["made"]["commit"], row
         assert of["made"]["machine"], row
+
+
+def test_amdahls_law_is_fitted_to_one_level(ledger: Any) -> None:
+    """With closed forms for workers of 2, 17 and 20 cores, whose noise makes steps a bit longer."""
+    from figures import dynamic_batching_runs as runs
+
+    label = "ResNet-50, gain at H 10"
+    row = ledger.ROWS["dynamic-batching-fig-6"]
+    serial = runs.fitted_serial()
+    assert row.fed == (label,)
+    assert runs.gain(10, "ResNet-50", serial) == pytest.approx(row.paper[label], rel=1e-3)
+    even, uniform = (serial + (1 - serial) / cores for cores in (13, 2))
+    exchange = even * (1 / runs.COMPUTING["ResNet-50"] - 1)
+    variable = (19 * serial + 1) / 13
+    expected = (uniform + exchange) / (variable + exchange)
+    assert expected == pytest.approx(row.paper[label], rel=0.03)

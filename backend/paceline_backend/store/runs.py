@@ -443,7 +443,8 @@ def _summary(store: Store, key: int, attempt: int) -> HelloSummary | None:
     if message.samples is None:
         return HelloSummary(*common, None, None, None)
     sizes = message.sizes_array()
-    dif = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
+    # The standard deviation of equal sizes can be slightly above 0, because their mean is rounded.
+    dif = float(sizes.std(ddof=1)) if len(sizes) and sizes.min() < sizes.max() else 0.0
     per_epoch = None if message.token_budget is None else message.steps_per_epoch
     if per_epoch is None:
         per_epoch = steps_per_epoch(message.samples, message.global_batch, message.drop_last)

@@ -56,7 +56,7 @@ HARMFUL: list[tuple[str, dict[str, Any], Fitness, str]] = [
         "the sum of their",
     ),
     ("chronica", {}, fitness("bimodal", cost=Cost(0.05, padded=True)), "grows faster"),
-    ("lbb", {"times": "measured"}, fitness("lognormal"), "ranks that got long samples"),
+    ("sata", {"every_steps": 2}, fitness("lognormal"), "ranks that got long samples"),
     (
         "static-batching",
         {"capacity": [3.0, 1.0] * 2},
@@ -68,7 +68,7 @@ HARMLESS: list[tuple[str, dict[str, Any], Fitness]] = [
     ("bsp", {}, fitness("bimodal", cost=PADDED)),
     ("paceline", {}, fitness("lognormal", cost=QUADRATIC, factors=HALF_SLOW)),
     ("chronica", {}, fitness("lognormal", factors=HALF_SLOW)),
-    ("lbb", {"times": "measured"}, fitness("constant", factors=HALF_SLOW)),
+    ("lbb", {}, fitness("constant", factors=HALF_SLOW)),
     ("rna", {}, fitness("lognormal")),
 ]
 

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { beforeEach, describe, test } from "node:test";
 
-import { blame, FieldError, fieldOf, valueOf } from "../../../dashboard/paceline_dashboard/assets/js/fields.js";
+import { blame, effective, FieldError, fieldOf, valueOf } from "../../../dashboard/paceline_dashboard/assets/js/fields.js";
 import { newDocument } from "./dom.js";
 
 const WORLD = 4;
@@ -25,6 +25,15 @@ function entered(schema, given) {
   field(schema, schema.default).value = given;
   return valueOf("p", schema, WORLD);
 }
+
+describe("the fields of a preset", () => {
+  const preset = { parameters: { band: SHARE, smoothing: { ...SHARE, oneSize: true } } };
+  const names = (dif) => effective(preset, dif).map(([name]) => name);
+  test("are all parameters where sizes are equal or unknown", () => {
+    assert.deepEqual([names(0), names(null)], [["band", "smoothing"], ["band", "smoothing"]]);
+  });
+  test("leave out what has no effect where sizes differ", () => assert.deepEqual(names(0.5), ["band"]));
+});
 
 describe("a field", () => {
   test("holds the value that is given", () => assert.equal(field(WHOLE, 12).value, 12));

@@ -5,6 +5,7 @@ Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +40,7 @@ class _BoundMemory(counts.Counted):
     target: list[float]  # [W]
     # First step whose time is not in `mean_s` yet.
     next: int
-    # Number of steps since the last change of counts whose times are in `mean_s`.
+    # Number of measured steps since the last change of counts.
     steps: int
     # μ: moving average of the time in seconds that each worker takes for its `counts` samples; 0:
     # unknown.
@@ -61,44 +62,43 @@ class _BoundMemory(counts.Counted):
 class DynamicAllocator:
     """An allocator that sets the count of worker k to b_k ← b_k · mean(μ) / μ_k (Eqs. 4–5).
 
-    The counts are then rescaled to the global batch and rounded. μ_k is the moving average of
-    worker k's iteration times since the counts last changed, in which the newest time has the
-    weight `smoothing`. Times of steps with other counts (an epoch's last step, steps planned by the
-    leader) are scaled in proportion. If worker k gets more samples and then takes longer per
-    sample, by more than the fraction `dead_band`, its former count becomes its upper bound for
-    `forget_steps` steps, or forever if `forget_steps` is 0.
-
-    By default, μ_k is replaced by the expected time of worker k for typical samples
-    (`counts.typical_s`). With `times` "measured", μ_k is the moving average, as in the paper.
+    The counts are then rescaled to the global batch and rounded. If all samples have one size, as
+    in the paper, μ_k is the moving average of worker k's iteration times since the counts last
+    changed. The average is the mean of these times until it covers 1 / `smoothing` steps; from then
+    on, the newest time has the weight `smoothing`. Steps with less than half of the samples (an
+    epoch's last step) are left out, and times of other steps with other counts (such as steps of
+    the previous policy) are scaled in proportion. If sizes differ, μ_k is the expected time of
+    worker k for typical samples (`counts.typical_s`).
 
     The first counts are in proportion to `capacity` or, if it is empty, to the nominal speeds of
     the devices. Counts then change at most every `every_steps` steps, and only if some worker's
-    batch changes by more than the fraction `dead_band`. Counts are between `b_min` and `b_max`; if
-    `b_max` is 0, there is no upper bound.
+    batch changes by more than the fraction `dead_band`; see `margin`. Counts are between `b_min`
+    and `b_max`; if `b_max` is 0, there is no upper bound. If worker k gets more samples and then
+    takes longer per sample, by more than the dead band, its former count becomes its upper bound
+    for `forget_steps` steps, or forever if `forget_steps` is 0.
     """
 
     capacity: tuple[float, ...] = ()
     dead_band: float = 0.05
-    smoothing: float = 0.3
+    smoothing: float = 0.05
     every_steps: int = 4
     b_min: int = 1
     b_max: int = 0
     forget_steps: int = 1000
-    times: counts.Times = "typical"
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
         """See `Allocator.allocate`."""
         memory = counts.recall(problem, _BoundMemory) or self._begin(problem)
-        memory = self._follow(memory, StepTable.of(feedback, problem.world, memory.next))
+        memory = self._follow(memory, problem, feedback)
         expected: Expected | None = None
-        slowed = _slowed(memory)
-        if self.times == "typical" and models.known:
+        slowed, band = _slowed(memory), margin(self.dead_band, self.smoothing, memory.steps)
+        if models.known and not counts.one_size(problem):
             expected = partial(counts.typical_s, models, sizes=problem.sizes)
             memory = replace(memory, mean_s=expected(np.array(memory.counts)).tolist())
-            slowed = _slower_than_expected(memory, models, feedback)
+            slowed, band = _slower_than_expected(memory, models, feedback), self.dead_band
         if memory.steps >= self.every_steps:
-            memory = self._judge(memory, problem, slowed)
-            memory = self._adjust(memory, problem, expected)
+            memory = self._judge(memory, problem, slowed, band)
+            memory = self._adjust(memory, problem, expected, band)
         return counts.allocation(memory)
 
     def _begin(self, problem: Problem) -> _BoundMemory:
@@ -117,39 +117,49 @@ class DynamicAllocator:
             since=problem.first_step,
         )
 
-    def _follow(self, memory: _BoundMemory, rows: StepTable) -> _BoundMemory:
-        current, mean = np.array(memory.counts), np.array(memory.mean_s)
+    def _follow(self, memory: _BoundMemory, problem: Problem, feedback: Feedback) -> _BoundMemory:
+        """Return the state with the times of the steps since the last call in its averages."""
+        rows = StepTable.of(feedback, problem.world, memory.next)
+        # Whole counts of a small step are far from the proportions of a full step's.
+        largest = feedback.by_step(problem.world).samples.sum(axis=1).max(initial=0)
+        large = 2 * rows.samples.sum(axis=1) >= largest
+        current, mean, steps = np.array(memory.counts), np.array(memory.mean_s), memory.steps
         for k in range(len(rows)):
-            says = rows.usable[k] & (current > 0)
+            steps += 1
+            says = rows.usable[k] & (current > 0) & large[k]
             time_s = rows.compute_s[k] * current / np.maximum(rows.samples[k], 1)
-            next_ = mean + self.smoothing * (time_s - mean)
+            next_ = mean + max(self.smoothing, 1 / steps) * (time_s - mean)
             mean = np.where(says, np.where(mean > 0, next_, time_s), mean)
         following = int(rows.step[-1]) + 1 if len(rows) else memory.next
-        return replace(memory, mean_s=mean.tolist(), steps=memory.steps + len(rows), next=following)
+        return replace(memory, mean_s=mean.tolist(), steps=steps, next=following)
 
-    def _judge(self, memory: _BoundMemory, problem: Problem, slowed: Floats) -> _BoundMemory:
+    def _judge(
+        self, memory: _BoundMemory, problem: Problem, slowed: Floats, band: float
+    ) -> _BoundMemory:
         """Return the state with new upper bounds for workers that the last change made slower.
 
         `slowed` is each worker's time per sample after the change ÷ before it, [W]; NaN: unknown.
+        Workers are slower if their samples per second fell by more than the fraction `band`.
         """
         most, learned = np.array(memory.most), np.array(memory.learned)
         if self.forget_steps:
             most[problem.first_step - learned >= self.forget_steps] = problem.global_batch
         if memory.before:
             before = np.array(memory.before)
-            worse = (slowed * (1 - self.dead_band) > 1) & (np.array(memory.counts) > before)
+            worse = (slowed * (1 - band) > 1) & (np.array(memory.counts) > before)
             most[worse], learned[worse] = before[worse], problem.first_step
         return replace(memory, before=[], most=most.tolist(), learned=learned.tolist())
 
     def _adjust(
-        self, memory: _BoundMemory, problem: Problem, expected: Expected | None
+        self, memory: _BoundMemory, problem: Problem, expected: Expected | None, band: float
     ) -> _BoundMemory:
         """Return the state with new counts and empty averages if the counts change enough.
 
-        Otherwise, return `memory`. If `expected` is given, counts change only if the change
-        shortens the expected time of a step. If the full change does not shorten it, half of the
-        change is tried: the time of a padded batch grows faster than its number of samples, so full
-        changes could oscillate forever.
+        Otherwise, return `memory`. Some worker's count must change by more than the fraction
+        `band`. If `expected` is given, counts change only if the change shortens the expected time
+        of a step. If the full change does not shorten it, half of the change is tried: the time of
+        a padded batch grows faster than its number of samples, so full changes could oscillate
+        forever.
         """
         most = np.minimum(memory.most, self.b_max or problem.global_batch)
         low, high = counts.bounds(problem, self.b_min, most)
@@ -157,7 +167,7 @@ class DynamicAllocator:
         target = counts.spread(wanted, problem.global_batch, low, high)
         current, old = np.array(memory.counts), np.array(memory.target)
         # Compare the counts before rounding: otherwise noise would move a sample back and forth.
-        if (np.abs(target - old) <= self.dead_band * old).all():
+        if (np.abs(target - old) <= band * old).all():
             return memory
         if expected is not None and not _shortens(expected, current, counts.rounded(target)):
             target = (target + current) / 2
@@ -177,6 +187,17 @@ class DynamicAllocator:
             rate=_rate(memory).tolist(),
             since=problem.first_step,
         )
+
+
+def margin(dead_band: float, smoothing: float, steps: int) -> float:
+    """Return the dead band while moving averages cover `steps` steps since counts last changed.
+
+    Equally noisy steps give a moving average with the weight `smoothing` the noise of a mean over 2
+    / `smoothing` − 1 steps. While the average covers fewer steps, it is noisier, and the dead band
+    is wider by the same factor: otherwise counts would follow the noise of the first steps.
+    """
+    settled = 2 / smoothing - 1
+    return dead_band * max(1.0, math.sqrt(settled / max(steps, 1)))
 
 
 def proportional(current: Ints, mean_s: Floats) -> Floats:
@@ -241,7 +262,8 @@ class DynamicBatchingParameters(counts.CountsParameters, frozen=True):
             ge=0,
             le=1,
             description="Batch sizes change only if some rank's batch size would change by more "
-            "than this fraction.",
+            "than this fraction. In the first steps after a change, while averages of measured "
+            "times are noisy, the fraction is larger.",
         ),
     ] = 0.05
     smoothing: Annotated[
@@ -249,9 +271,12 @@ class DynamicBatchingParameters(counts.CountsParameters, frozen=True):
         Meta(
             ge=0.01,
             le=1,
-            description="Weight of the newest step in the moving average of a rank's step times.",
+            description="Weight of the newest step in the moving average of a rank's step times. "
+            "It only has an effect if all samples have one size; if sizes differ, each rank's "
+            "predicted time for typical samples replaces the average.",
+            extra_json_schema={counts.ONE_SIZE: True},
         ),
-    ] = 0.3
+    ] = 0.05
     every_steps: Annotated[
         int,
         Meta(
@@ -280,7 +305,6 @@ class DynamicBatchingParameters(counts.CountsParameters, frozen=True):
             "becomes the rank's maximum for this number of steps; 0: forever.",
         ),
     ] = 1000
-    times: counts.Times = "typical"
 
 
 def make(parameters: DynamicBatchingParameters) -> Policy:
@@ -293,12 +317,8 @@ def make(parameters: DynamicBatchingParameters) -> Policy:
         b_min=parameters.b_min,
         b_max=parameters.b_max,
         forget_steps=parameters.forget_steps,
-        times=parameters.times,
     )
-    # A plain mean over this many steps is as noisy as the moving average.
-    smoothed = max(parameters.every_steps, round(2 / parameters.smoothing - 1))
-    steps = smoothed if parameters.times == "measured" else 0
-    return counts.policy("dynamic-batching", allocator, parameters, steps=steps)
+    return counts.policy("dynamic-batching", allocator, parameters)
 
 
 preset = Preset(

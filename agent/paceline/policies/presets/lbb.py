@@ -31,8 +31,6 @@ from paceline.policies.values import StepTable
 
 # The sets of terms of a cubic, by their powers.
 _TERM_SETS = [list(terms) for n in range(1, 5) for terms in combinations(range(4), n)]
-# Usual number of steps from whose times the allocator decides whether to change the counts.
-_SEEN = 2
 # Number of steps of the previous policy from which the first counts are computed.
 _BEGIN = 8
 
@@ -120,12 +118,12 @@ class LbbAllocator:
     tuning. The first counts have the proportions of the previous policy's counts. Without a
     previous policy, they solve Eq. 3 for the profiles, or are equal if there are no profiles.
 
-    A worker may get no samples (B_i = 0). It then does not count for SE. In Eq. 3, it still has a
-    model: with `times` "measured", its last one. After `retry_steps` steps it gets `step` samples
-    from the worker with most samples, so that its time is measured.
+    If all samples have one size, as in the paper, a worker's time is its measured time. If sizes
+    differ, it is the worker's expected time for typical samples (`counts.typical_s`).
 
-    By default, a rank's time is its expected time for typical samples (`counts.typical_s`). With
-    `times` "measured", it is the measured time, as in the paper.
+    A worker may get no samples (B_i = 0). It then does not count for SE. In Eq. 3, it still has a
+    model: by measured times, its last one. After `retry_steps` steps it gets `step` samples from
+    the worker with most samples, so that its time is measured.
     """
 
     fine_threshold: float = 0.05
@@ -133,7 +131,6 @@ class LbbAllocator:
     step: int = 1
     window_steps: int = 8
     retry_steps: int = 200
-    times: counts.Times = "typical"
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
         """See `Allocator.allocate`."""
@@ -143,10 +140,10 @@ class LbbAllocator:
         rows = StepTable.of(feedback, problem.world, memory.next)
         fixed = models.b if cubic is None else cubic.terms[:, 0]
         if len(rows):
-            if self.times == "typical" and models.known:
-                line = typical_models(models, fixed, np.array(memory.counts), problem.sizes)
-            else:
+            if counts.one_size(problem) or not models.known:
                 line = rough_models(rows, fixed, np.array(memory.slope))
+            else:
+                line = typical_models(models, fixed, np.array(memory.counts), problem.sizes)
             memory = replace(memory, slope=line.slope.tolist(), next=int(rows.step[-1]) + 1)
             memory = self._tune(memory, problem, line, rows)
         return counts.allocation(self._retry(memory, problem))
@@ -314,7 +311,6 @@ class LbbParameters(counts.CountsParameters, frozen=True):
             "that its speed is measured.",
         ),
     ] = 200
-    times: counts.Times = "typical"
     regressor: Regressor = "tracking"
     profile: Annotated[
         Literal["auto", "off"],
@@ -334,11 +330,9 @@ def make(parameters: LbbParameters) -> Policy:
         step=parameters.step,
         window_steps=parameters.window_steps,
         retry_steps=parameters.retry_steps,
-        times=parameters.times,
     )
-    steps = _SEEN if parameters.times == "measured" else 0
     predictor = predictor_of(parameters.regressor, parameters.window)
-    made = counts.policy("lbb", allocator, parameters, steps=steps)
+    made = counts.policy("lbb", allocator, parameters)
     return dataclasses.replace(made, predictor=predictor)
 
 

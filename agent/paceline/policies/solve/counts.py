@@ -43,16 +43,8 @@ class CountsParameters(Parameters, frozen=True, kw_only=True):
 # `Preset.variants` of every preset whose allocator chooses counts.
 LEVELLED = ({"which": "levelled"},)
 
-# Type of the parameter `times`, for presets that compute counts from the ranks' times. Where sizes
-# differ, the measured times of few steps mostly show which samples a rank got.
-Times = Annotated[
-    Literal["typical", "measured"],
-    Meta(
-        description="Times from which batch sizes are computed. typical: each rank's predicted "
-        "time for a batch of typical samples. measured: each rank's measured step times, as in the "
-        "paper; they also depend on the sizes of the rank's samples."
-    ),
-]
+# Key in the JSON Schema of a parameter that only has an effect if `one_size` is true.
+ONE_SIZE = "oneSize"
 
 # For padded batches, `typical_s` represents the data set by at most this many of its sizes.
 _DRAWN = 4096
@@ -130,6 +122,16 @@ def bounds(problem: Problem, least: int = 0, most: Ints | None = None) -> tuple[
         high = np.minimum(high, most)
     low = np.minimum(least, high)
     return low if low.sum() <= batch else np.zeros_like(high), high
+
+
+def one_size(problem: Problem) -> bool:
+    """Return True if all samples of the data set have one size.
+
+    A rank's measured times then show its speed, and presets that follow the ranks' times use them,
+    as in their papers. If sizes differ, the times of few steps mostly show which samples a rank
+    got, and these presets use `typical_s` instead.
+    """
+    return bool(problem.sizes.min() == problem.sizes.max())
 
 
 def typical_s(models: Models, counts: Ints, sizes: Floats) -> Floats:

@@ -17,6 +17,13 @@ export class FieldError extends Error {
 }
 
 /**
+ * The names and schemas of a preset's parameters that have an effect in a run.
+ * @param {PresetInfo} preset
+ * @param {number | null} dif standard deviation of the sizes of the run's samples; null: unknown
+ */
+export const effective = (preset, dif) => Object.entries(preset.parameters).filter(([, { oneSize }]) => !(oneSize && dif));
+
+/**
  * A labelled control for one parameter, with a place for its error message.
  * @param {string} name
  * @param {ParameterSchema} schema

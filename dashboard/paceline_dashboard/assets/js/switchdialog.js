@@ -2,7 +2,7 @@
 import { change, get } from "./api.js";
 import { overtakenWords } from "./changes.js";
 import { byId, make, problem, show, text } from "./dom.js";
-import { blame, fieldOf, FieldError, valueOf } from "./fields.js";
+import { blame, effective, fieldOf, FieldError, valueOf } from "./fields.js";
 import { ago, integer, mean, moment, plural, seconds } from "./format.js";
 import { estimateOf, forecastWords, interval, scaleOf } from "./interval.js";
 import { changesOf, consequences, forecastOf, GROUPS, groupOf, ofGroup, optionsOf, same } from "./options.js";
@@ -39,6 +39,8 @@ export class SwitchDialog {
     this.options = [];
     /** @type {any} */
     this.chosen = null; // the option whose parameters are shown
+    /** @type {[string, ParameterSchema][]} */
+    this.schemas = []; // of the parameters that are shown
     /** @type {Me | null} */
     this.me = null;
     this.accept = make("input", { type: "checkbox", id: "switch-accept" });
@@ -259,9 +261,9 @@ export class SwitchDialog {
     this.chosen = option;
     const radio = this.#radio(option);
     if (radio) radio.checked = true;
-    const preset = this.#preset;
     const values = { ...option.parameters, ...(option.inForce ? this.inForce : {}), ...parameters };
-    const fields = Object.entries(preset.parameters).map(([name, schema]) => fieldOf(name, schema, values[name] ?? schema.default));
+    this.schemas = effective(this.#preset, this.run.dif);
+    const fields = this.schemas.map(([name, schema]) => fieldOf(name, schema, values[name] ?? schema.default));
     byId("policy-parameters").replaceChildren(...fields);
     byId("policy-parameters").parentElement.scrollTop = 0;
     this.#say("");
@@ -372,8 +374,7 @@ export class SwitchDialog {
 
   /** The chosen preset's parameters; throws FieldError if a value is not legal. @returns {Record<string, any>} */
   #values() {
-    const schemas = Object.entries(this.#preset.parameters);
-    return Object.fromEntries(schemas.map(([name, schema]) => [name, valueOf(name, schema, this.run.world ?? this.run.nproc)]));
+    return Object.fromEntries(this.schemas.map(([name, schema]) => [name, valueOf(name, schema, this.run.world ?? this.run.nproc)]));
   }
 
   /** The same, or null if a value is not legal. */

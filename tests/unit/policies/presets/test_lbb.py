@@ -66,6 +66,16 @@ def effect(times: Floats) -> float:
     return float((times.max() - times.min()) / times.mean())
 
 
+@pytest.mark.parametrize("one_size", [True, False])
+def test_measured_times_decide_where_samples_have_one_size(one_size: bool) -> None:
+    """Rank 0 was measured to be three times as fast; the models say the reverse."""
+    loop = Loop(LbbAllocator(), line(1.0, 3.0), 100)
+    loop.models = Models(np.array([3.0, 1.0]), np.zeros(2), np.zeros(2))
+    if not one_size:
+        loop.training.sizes = np.resize([0.5, 1.5], 100)
+    assert loop.run() == ([75, 25] if one_size else [25, 75])
+
+
 def test_profiles_are_cubics() -> None:
     true = np.array([0.02, 1e-3, 2e-6, 5e-9])
     points = [(2**p, float(powers(2**p) @ true)) for p in range(1, 10)]
