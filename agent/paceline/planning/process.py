@@ -2,8 +2,8 @@
 
 The process gets an attempt over a socket: a `Begin`, then what the ranks report and the leader
 adopts. It sends back encoded plans, and without a server an `EpochReport` at the end of each epoch.
-Under `bsp` it plans nothing. It is a process and not a thread so that rank 0, which trains, does
-not share an interpreter with it. It ends when rank 0 closes the socket or ends.
+It is a process and not a thread so that rank 0, which trains, does not share an interpreter with
+it. It ends when rank 0 closes the socket or ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import msgspec
 
 from paceline import policies
 from paceline.core.epoch_report import EpochReport, keep
-from paceline.core.terms import PLAIN
 from paceline.planning.epochs import Epochs
 from paceline.planning.feedback import Window
 from paceline.planning.followed import Followed
@@ -184,7 +183,7 @@ def _plan_for(rank: Connection, parent: int) -> None:
         return
     interpret_until(policies.warm_up)
     planner = Planner(*_attempt(begin), source=LOCAL, spare=_SPARE)
-    planner.use(None if policy.name == PLAIN else policy, begin.policy.version)
+    planner.use(policy, begin.policy.version)
     epochs = None
     if begin.reports is not None:
         epochs = Epochs(hello, planner.history, planner.window, policy.name)
