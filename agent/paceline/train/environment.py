@@ -14,7 +14,7 @@ from paceline import observation
 from paceline.core import reform
 from paceline.core.terms import PLAIN
 from paceline.node import rundir
-from paceline.planning.process import FIRST_POLICY, PolicyInForce
+from paceline.planning.policy_in_force import FIRST_POLICY, PolicyInForce
 
 logger = logging.getLogger(__name__)
 

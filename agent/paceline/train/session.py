@@ -24,7 +24,7 @@ from paceline.core.batch_limits.shapes import Shapes
 from paceline.core.errors import PacelineError
 from paceline.core.terms import PLAIN, Terms, length, whole
 from paceline.data import Sharded, Stream
-from paceline.planning.process import PolicyInForce
+from paceline.planning.policy_in_force import PolicyInForce
 from paceline.train import mesh as lanes
 from paceline.train import stacks
 from paceline.train.batch_limits.budgeting import (

@@ -21,7 +21,7 @@ from paceline.core import epoch_report
 from paceline.planning.feedback import Window
 from paceline.planning.history import History
 from paceline.planning.planner import Planner
-from paceline.planning.process import PolicyInForce
+from paceline.planning.policy_in_force import PolicyInForce
 from paceline.train.plan import local
 from paceline.train.plan.local import LocalPlanner
 from paceline.train.plan.proposals import Proposals

@@ -29,12 +29,12 @@ from torch.distributed import DistError
 from paceline.core.epoch_report import sentence
 from paceline.core.terms import PLAIN
 from paceline.planning.followed import Followed
+from paceline.planning.policy_in_force import PolicyInForce
 from paceline.planning.process import (
     Begin,
     Ended,
     Failed,
     Measured,
-    PolicyInForce,
     Reported,
     Segment,
 )
