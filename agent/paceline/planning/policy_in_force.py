@@ -1,6 +1,4 @@
-"""Name and parameters of the policy with which rank 0 plans, from whoever chose it: the script, the
-user or the control plane.
-"""
+"""Policy with which rank 0 plans, as the script, the user or the control plane has named it."""
 
 from __future__ import annotations
 

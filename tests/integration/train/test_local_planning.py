@@ -133,6 +133,27 @@ def test_bsp_plans_and_reports_nothing(ranks: Ranks, tmp_path: Path) -> None:
     assert not epoch_report.runs(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("first", "further", "policy"),
+    [
+        ("lbb", {}, "lbb"),
+        ("bsp", {}, "bsp"),
+        ("lbb", {"PACELINE_POLICY": "sata"}, "sata"),
+        # After a restart the policy may be another one.
+        ("lbb", {"PACELINE_ATTEMPT": "1"}, "boa"),
+    ],
+)
+def test_a_second_session_follows_the_policy_of_the_run(
+    ranks: Ranks, tmp_path: Path, first: str, further: dict[str, str], policy: str
+) -> None:
+    env = {"PACELINE_RUN": f"second-{policy}", "PACELINE_FIRST_POLICY": json.dumps({first: {}})}
+    env = environment(ranks, tmp_path, "") | env | further
+    options, epochs = OPTIONS | {"policy": "boa"}, 1 if policy == "bsp" else None
+    trained = ranks.run(local_planning.train_second, SAMPLES, options, epochs, env=env)
+    assert {rank.planned for rank in trained} == {policy != "bsp"}
+    assert trained[0].policies[-1] == {policy}
+
+
 def test_an_unknown_policy_is_named(ranks: Ranks, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="no policy 'pacelin'; did you mean 'paceline'"):
         ranks.run(
