@@ -37,8 +37,6 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:5")
 # Sessions without a server train as under DDP, so that tests know their batches. Tests of planning
 # on rank 0 choose another policy.
 os.environ.setdefault("PACELINE_POLICY", "bsp")
-# Nor does a process beside rank 0 report their epochs.
-os.environ.setdefault("PACELINE_LOCAL_REPORT", "off")
 
 # Jobs in the background of a shell ignore interrupts, and so would the programs that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -30,8 +30,11 @@ class Trained:
     loads: list[list[float]] = field(default_factory=list)
     # Of the segments that were adopted in the epoch; on rank 0.
     sources: list[list[str]] = field(default_factory=list)
-    # Their kinds of synchronisation.
+    # Their kinds of synchronisation, and their policies.
     kinds: list[list[str]] = field(default_factory=list)
+    policies: list[set[str]] = field(default_factory=list)
+    # Whether rank 0 may plan.
+    planned: bool = False
     epoch_s: list[float] = field(default_factory=list)
     # The reports of epochs that were logged.
     lines: list[str] = field(default_factory=list)
@@ -60,6 +63,12 @@ def train(
         log.setLevel(logging.NOTSET)
 
 
+def train_second(count: int, options: dict[str, Any], epochs: int | None) -> Trained:
+    """Train in a script's second session; the first one trains an epoch."""
+    train(count, options, 1)
+    return train(count, options, epochs)
+
+
 class Lines(logging.Handler):
     def __init__(self, lines: list[str]) -> None:
         super().__init__(logging.INFO)
@@ -84,7 +93,7 @@ def _train(
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     for epoch in session.epochs(10_000):
         samples, loads, sources = list[int](), list[float](), list[str]()
-        kinds, began = list[str](), time.monotonic()
+        kinds, policies, began = list[str](), set[str](), time.monotonic()
         for indices, x, y in loader:
             samples += indices.tolist() if session.batch.samples else []
             loads.append(session.batch.load)
@@ -95,10 +104,12 @@ def _train(
             if (wiring := session._loop.wiring) and wiring.leader and wiring.leader._last:
                 sources.append(wiring.leader._last.source)
                 kinds.append(type(wiring.leader._last.synchroniser).__name__)
+                policies.add(wiring.leader._last.policy)
         trained.samples.append(samples)
         trained.loads.append(loads)
         trained.sources.append(sources)
         trained.kinds.append(kinds)
+        trained.policies.append(policies)
         trained.epoch_s.append(time.monotonic() - began)
         done = [epoch + 1 == epochs]
         if epochs is None:
@@ -112,6 +123,7 @@ def _train(
                 dist.broadcast_object_list(done)
         if done[0]:
             break
+    trained.planned = session._loop.context.planned
     trained.parameters = sessions.parameters(model)
     session.close()
     return trained

@@ -98,26 +98,24 @@ def test_bad_input(
 def test_the_epochs_of_a_run_without_a_server(main: Main, data: Path) -> None:
     balanced = EpochReport(
         *(0, 0, 9, True, "paceline", 62.7, 0.02, 0.05, [0.75, 0.25], [27_310.0, 9_189.0], 1.0),
-        Estimate("bsp", 92.8, 0.31),
+        Estimate(92.8, 0.31),
     )
-    young = msgspec.structs.replace(balanced, other=None)
-    equal = msgspec.structs.replace(
-        balanced, policy="bsp", epoch_s=92.8, other=Estimate("paceline", 62.7, 0.02)
-    )
+    young = msgspec.structs.replace(balanced, equal=None)
+    other = msgspec.structs.replace(balanced, policy="lbb", epoch_s=46.4)
     local = data / "local"
     keep(local / "20261201-120000-train-7.jsonl", young)
     keep(local / "20261201-120000-train-7.jsonl", balanced)
-    keep(local / "20261130-120000-other-6.jsonl", equal)
+    keep(local / "20261130-120000-other-6.jsonl", other)
     code, out, _ = main("report", "--local", "--data", str(data))
     assert code == 0
     assert out.startswith("run 20261201-120000-train-7\n")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "0 paceline 9 62.7 s 2 % 0.05" in lines
-    assert "0 paceline 9 62.7 s 2 % 0.05 92.8 s, 31 % (bsp) 1.48" in lines
+    assert "0 paceline 9 62.7 s 2 % 0.05 92.8 s, 31 % 1.48" in lines
     assert "0 75.0 % 27,310" in lines
     assert out.endswith("other runs: 20261130-120000-other-6\n")
     _, out, _ = main("report", "20261130", "--local", "--data", str(data))
-    assert "92.8 s 2 % 0.05 62.7 s, 2 % (paceline) 1.48" in " ".join(out.split())
+    assert "0 lbb 9 46.4 s 2 % 0.05 92.8 s, 31 % 2.00" in " ".join(out.split())
     code, out, _ = main("report", "--local", "--json", "--data", str(data))
     written = json.loads(out)
     assert written["run"] == "20261201-120000-train-7"

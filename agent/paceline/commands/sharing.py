@@ -41,7 +41,7 @@ _Output = Annotated[
 
 _COLUMNS = (
     *("epoch", "policy", "steps", "time", "waiting", "SE"),
-    *("estimate of the other policy: time, waiting", "times as fast"),
+    *("estimate with equal batches: time, waiting", "times as fast"),
 )
 # Maximum number of other runs that `paceline report --local` names.
 _OTHERS = 5
@@ -165,13 +165,13 @@ def _print_local(run: str, data: Path | None, as_json: bool) -> None:
 
 
 def _row(report: EpochReport) -> dict[str, str]:
-    from paceline.core.epoch_report import percent, ratio, seconds
+    from paceline.core.epoch_report import percent, seconds
 
-    other = report.other
+    equal = report.equal
     estimate = gain = ""
-    if other is not None:
-        estimate = f"{seconds(other.epoch_s)}, {percent(other.waiting)} ({other.policy})"
-        gain = f"{ratio(report):.2f}"
+    if equal is not None:
+        estimate = f"{seconds(equal.epoch_s)}, {percent(equal.waiting)}"
+        gain = f"{equal.epoch_s / report.epoch_s:.2f}"
     cells = (
         *(str(report.epoch), report.policy, str(report.steps), seconds(report.epoch_s)),
         *(percent(report.waiting), f"{report.se:.2f}", estimate, gain),

@@ -1,4 +1,4 @@
-"""Reports of the epochs of a training without a server: what was measured, and what it gained.
+"""Reports of the epochs that rank 0 plans without a server: what was measured, and what it gained.
 
 Rank 0's planning process makes an `EpochReport` at each epoch's end, and appends it to the run's
 file, one JSON object per line. Rank 0 prints the report's `sentence`. `paceline report --local`
@@ -17,10 +17,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.core.errors import InputError, PacelineError
-from paceline.core.terms import PLAIN
 
-# Environment variable of a training script; "off": no epoch is reported.
-VARIABLE, OFF = "PACELINE_LOCAL_REPORT", "off"
 # Folder in the data directory.
 FOLDER = "local"
 MOST_RUNS = 50
@@ -31,9 +28,8 @@ _encoder = msgspec.json.Encoder()
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """Estimate of an epoch under another policy, with the same samples and the fitted speeds."""
+    """Estimate of an epoch with equal batches (`bsp`), the same samples and the fitted speeds."""
 
-    policy: str
     # Duration of the epoch in seconds.
     epoch_s: float
     # Fraction of the ranks' time in which they would wait for slower ranks.
@@ -61,9 +57,9 @@ class EpochReport(msgspec.Struct, frozen=True):
     shares: list[float]
     speeds: list[float]
     ended_at: float  # Unix time
-    # Estimate for equal batches (`bsp`); if `bsp` is in force, for the policy `paceline`. None: few
-    # steps are known yet, or a comparison of times would not be fair.
-    other: Estimate | None = None
+    # Estimate for equal batches. None: few steps are known yet, or a comparison of times would not
+    # be fair.
+    equal: Estimate | None = None
 
 
 def sentence(report: EpochReport) -> str:
@@ -73,22 +69,13 @@ def sentence(report: EpochReport) -> str:
         f"epoch {report.epoch}{since} took {seconds(report.epoch_s)}, "
         f"of which ranks waited {percent(report.waiting)}"
     )
-    other = report.other
-    if other is None:
+    equal = report.equal
+    if equal is None:
         return words
-    estimated = f"(estimate: {seconds(other.epoch_s)}, {percent(other.waiting)} waiting)"
-    times = f"{ratio(report):.2f} times as fast"
-    if report.policy == PLAIN:
-        return f"{words}; policy {other.policy} would be {times} {estimated}"
-    return f"{words}; {times} as equal batches {estimated}"
-
-
-def ratio(report: EpochReport) -> float:
-    """Return how many times as fast the balanced policy is as equal batches; 1: no estimate."""
-    if report.other is None:
-        return 1.0
-    gain = report.other.epoch_s / report.epoch_s
-    return 1.0 / gain if report.policy == PLAIN else gain
+    return (
+        f"{words}; {equal.epoch_s / report.epoch_s:.2f} times as fast as equal batches "
+        f"(estimate: {seconds(equal.epoch_s)}, {percent(equal.waiting)} waiting)"
+    )
 
 
 def seconds(duration_s: float) -> str:

@@ -8,9 +8,7 @@ Each report compares the epoch with equal batches (`bsp`). For each step, the ba
 would have dealt are known: the epoch's order is `DistributedSampler`'s. The longest compute time
 that was measured in the step is multiplied by a ratio of fitted times: the longest of the equal
 batches, divided by the longest of the batches that were trained. The rest of the step, such as the
-communication, stays as measured, and so does the waiting that fitted times do not explain. If `bsp`
-is in force, the policy `paceline` is compared in the same way, but with one ratio for the whole
-epoch, from the epoch's first steps.
+communication, stays as measured, and so does the waiting that fitted times do not explain.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ from paceline.core.batch_limits.shapes import raised
 from paceline.core.cost import Features, features
 from paceline.core.dealing import dealt, equal_counts
 from paceline.core.epoch_report import EpochReport, Estimate
-from paceline.core.terms import PLAIN
 from paceline.planning.feedback import Window
 from paceline.planning.history import History
 from paceline.planning.offer import YOUNG_STEPS
@@ -36,12 +33,10 @@ from paceline.policies.base import Floats, Ints, usable
 from paceline.policies.solve.order import remaining_in_order
 from paceline.wire import ALLREDUCE, Hello, Plan, StepRecord
 
-# Policy with equal batches, and the policy with which it is compared.
-EQUAL, BALANCED = PLAIN, "paceline"
+# Policy whose predictor fits the ranks' speeds, under every policy.
+_FITTING = "paceline"
 # Number of complete steps after which speeds are fitted again, so that few steps are kept.
 _FITTED_STEPS = 256
-# Number of an epoch's first steps from which `BALANCED` is estimated.
-_PLANNED_STEPS = 64
 
 _COLUMNS = (
     *("samples", "load", "squares", "longest"),
@@ -77,10 +72,10 @@ class _Epoch:
     ranks_s: float = 0.0
     se: float = 0.0
     ended_at: float = 0.0
-    # Sum of the longest compute time of each step; and the same under the other policy.
+    # Sum of the longest compute time of each step; and the same with equal batches.
     longest_s: float = 0.0
-    other_s: float = 0.0
-    # Mean time that a rank waits, according to the fitted times: under the other policy, minus as
+    equal_s: float = 0.0
+    # Mean time that a rank waits, according to the fitted times: with equal batches, minus as
     # trained.
     more_waiting_s: float = 0.0
 
@@ -100,7 +95,7 @@ class Epochs:
         self._sizes = history.sizes
         self._window = window
         self._policy = policy
-        self._predictor = policies.make(BALANCED).predictor
+        self._predictor = policies.make(_FITTING).predictor
         # Epoch and remaining samples at the start, which may be in the middle of an epoch.
         self._started = history.epoch, history.used
         # Epochs that are not reported yet, oldest first.
@@ -118,7 +113,7 @@ class Epochs:
         if plan.synchroniser != ALLREDUCE or plan.threads:
             epoch.comparable = False
         epoch.open |= {step: {} for step in range(plan.first_step, plan.first_step + plan.steps)}
-        if epoch.comparable and epoch.order is not None and self._policy != EQUAL:
+        if epoch.comparable and epoch.order is not None:
             epoch.equal |= self._equal(epoch, plan)
 
     def _begun(self, plan: Plan) -> _Epoch:
@@ -219,9 +214,9 @@ class Epochs:
         trained = Features(samples, of["load"], of["squares"], of["longest"])
         dealt_ = Features(*(np.stack(arrays) for arrays in zip(*equal, strict=True)))
         before, after = models.ett(trained), models.ett(dealt_)
-        other_s = longest_s * after.max(axis=1) / before.max(axis=1)
-        epoch.other_s += float(other_s.sum())
-        waiting_s = other_s * _idle(after) - longest_s * _idle(before)
+        equal_s = longest_s * after.max(axis=1) / before.max(axis=1)
+        epoch.equal_s += float(equal_s.sum())
+        waiting_s = equal_s * _idle(after) - longest_s * _idle(before)
         epoch.more_waiting_s += float(waiting_s.sum())
 
     def _models(self) -> Models | None:
@@ -235,8 +230,6 @@ class Epochs:
 
     def _report(self, epoch: _Epoch) -> EpochReport:
         shares, speeds = self._speeds()
-        if self._policy == EQUAL:
-            self._balance(epoch)
         waiting = epoch.waited_s / epoch.ranks_s if epoch.ranks_s > 0 else 0.0
         return EpochReport(
             epoch.epoch,
@@ -250,16 +243,15 @@ class Epochs:
             shares,
             speeds,
             epoch.ended_at,
-            self._other(epoch),
+            self._estimate(epoch),
         )
 
-    def _other(self, epoch: _Epoch) -> Estimate | None:
-        other_s = epoch.epoch_s - epoch.longest_s + epoch.other_s
-        if not (epoch.comparable and epoch.other_s > 0 and other_s > 0):
+    def _estimate(self, epoch: _Epoch) -> Estimate | None:
+        epoch_s = epoch.epoch_s - epoch.longest_s + epoch.equal_s
+        if not (epoch.comparable and epoch.equal_s > 0 and epoch_s > 0):
             return None
-        policy = BALANCED if self._policy == EQUAL else EQUAL
         waited_s = epoch.waited_s / self._hello.world + epoch.more_waiting_s
-        return Estimate(policy, other_s, max(0.0, waited_s) / other_s)
+        return Estimate(epoch_s, max(0.0, waited_s) / epoch_s)
 
     def _speeds(self) -> tuple[list[float], list[float]]:
         """Return each rank's share of the load and its speed in the newest steps."""
@@ -270,29 +262,6 @@ class Epochs:
         trained = np.where(known, rows.load, 0.0).sum(axis=0)
         speeds = trained / np.where(compute_s > 0, compute_s, 1.0)
         return _rounded(load / (load.sum() or 1.0)), _rounded(speeds)
-
-    def _balance(self, epoch: _Epoch) -> None:
-        """Estimate the epoch's compute times under `BALANCED`, from its first steps."""
-        models = self._models()
-        if not epoch.comparable or models is None:
-            epoch.comparable = False
-            return
-        problem = History(self._hello).problem(_PLANNED_STEPS, 0, shuffle=True)
-        everything, order = np.arange(len(self._sizes)), self._order(epoch.epoch, _NONE)
-        problem = replace(problem, epoch=epoch.epoch, remaining=everything, order=order)
-
-        def ett(name: str) -> Floats:
-            plan, _ = policies.plan(
-                policies.make(name), problem, self._window.feedback(), shuffle=True
-            )
-            assignment = plan.assignment
-            return models.ett(features(self._sizes[assignment.samples], assignment.counts))
-
-        before, after = ett(EQUAL), ett(BALANCED)
-        ratio = float(after.max(axis=1).sum() / before.max(axis=1).sum())
-        epoch.other_s = epoch.longest_s * ratio
-        epoch.more_waiting_s = epoch.other_s * _mean_idle(after)
-        epoch.more_waiting_s -= epoch.longest_s * _mean_idle(before)
 
 
 def _rounded(values: Floats) -> list[float]:
@@ -307,8 +276,3 @@ def _idle(ett_s: Floats) -> Floats:
     """
     idle: Floats = 1.0 - ett_s.mean(axis=1) / ett_s.max(axis=1)
     return idle
-
-
-def _mean_idle(ett_s: Floats) -> float:
-    """Return the fraction of all steps together in which the ranks wait, on average."""
-    return float(np.average(_idle(ett_s), weights=ett_s.max(axis=1)))

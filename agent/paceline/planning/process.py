@@ -2,8 +2,8 @@
 
 The process gets an attempt over a socket: a `Begin`, then what the ranks report and the leader
 adopts. It sends back encoded plans, and without a server an `EpochReport` at the end of each epoch.
-Under `bsp` it plans nothing. It is a process and not a thread so that rank 0, which trains, does
-not share an interpreter with it. It ends when rank 0 closes the socket or ends.
+It is a process and not a thread so that rank 0, which trains, does not share an interpreter with
+it. It ends when rank 0 closes the socket or ends.
 """
 
 from __future__ import annotations
@@ -12,27 +12,23 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
 
 import msgspec
 
 from paceline import policies
 from paceline.core.epoch_report import EpochReport, keep
-from paceline.core.terms import PLAIN
 from paceline.planning.epochs import Epochs
 from paceline.planning.feedback import Window
 from paceline.planning.followed import Followed
 from paceline.planning.history import History
 from paceline.planning.planner import Planner
-from paceline.policies import Policy
+from paceline.planning.policy_in_force import PolicyInForce
 from paceline.policies.jit import interpret_until
-from paceline.policies.streams import problem_of
 from paceline.wire import LOCAL, Hello, Plan, StepBatch
 
 # Interval at which the process checks that rank 0 is alive.
@@ -42,74 +38,9 @@ _SPARE = 25.0
 # Once training has ended, the process reports an epoch that the script left early after this many
 # seconds without further records.
 _LAST_S = 1.0
-# Variable of a rank's environment: the policy with which the control plane started the run.
-FIRST_POLICY = "PACELINE_FIRST_POLICY"
-# Not a policy, but the control plane's choice of policies.
-_AUTO = "auto"
 
 _plans = msgspec.msgpack.Decoder(Plan)
 _batches = msgspec.msgpack.Decoder(StepBatch)
-
-
-@dataclass(frozen=True)
-class PolicyInForce:
-    """A policy's name, its parameters that are not the defaults, and the run's policy version."""
-
-    name: str
-    parameters: dict[str, Any] = field(default_factory=dict)
-    version: int = 0
-
-    @staticmethod
-    def of(given: object, what: str) -> PolicyInForce:
-        """Return a policy given as its name, or as {name: parameters}.
-
-        Raises:
-            ValueError: no such policy is installed, or a parameter is wrong. The message begins
-                with `what`, the name of the argument.
-            TypeError: `given` is neither of the two.
-        """
-        name: object = given
-        parameters: object = {}
-        if isinstance(given, Mapping) and len(given) == 1:
-            [(name, parameters)] = given.items()
-        if not isinstance(name, str) or not isinstance(parameters, Mapping):
-            raise TypeError(f"{what}={given!r}: give the name of a policy, or {{name: parameters}}")
-        if name == _AUTO:
-            raise ValueError(
-                f"{what}={given!r}: only a control plane can choose policies from its forecasts: "
-                "name a policy, or start the script with `paceline run` and call `paceline auto`"
-            )
-        try:
-            policies.make(name, parameters)
-        except ValueError as error:
-            raise ValueError(f"{what}={given!r}: {error}") from None
-        return PolicyInForce(name, dict(parameters))
-
-    def made(self, world: int, token_budget: float | None, *, stream: bool) -> Policy:
-        """Make the policy for a run of `world` ranks.
-
-        Raises:
-            ValueError: the policy is not installed, or cannot plan this run.
-        """
-        policy = policies.make(self.name, self.parameters, world)
-        refused = policies.unsuited(policy, token_budget)
-        if stream:
-            refused = refused or problem_of(policy)
-        if refused is not None:
-            raise ValueError(refused)
-        return policy
-
-    def refuse(self, world: int, token_budget: float | None, *, stream: bool) -> None:
-        """Raise a ValueError that names the policy if rank 0 cannot plan a run with it."""
-        try:
-            self.made(world, token_budget, stream=stream)
-        except ValueError as error:
-            raise ValueError(f"policy={self.name!r}: {error}") from None
-
-    @property
-    def profiles(self) -> bool:
-        """True if the ranks of a run that begins with this policy are profiled before training."""
-        return self.name == "lbb" and self.parameters.get("profile", "auto") == "auto"
 
 
 @dataclass(frozen=True)
@@ -189,7 +120,7 @@ def _plan_for(rank: Connection, parent: int) -> None:
         return
     interpret_until(policies.warm_up)
     planner = Planner(*_attempt(begin), source=LOCAL, spare=_SPARE)
-    planner.use(None if policy.name == PLAIN else policy, begin.policy.version)
+    planner.use(policy, begin.policy.version)
     epochs = None
     if begin.reports is not None:
         epochs = Epochs(hello, planner.history, planner.window, policy.name)

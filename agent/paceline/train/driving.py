@@ -18,7 +18,7 @@ from paceline import observation
 from paceline.core import driver
 from paceline.core.errors import PacelineError
 from paceline.node.machine import default_name
-from paceline.planning.process import FIRST_POLICY
+from paceline.planning.policy_in_force import FIRST_POLICY
 from paceline.train.startup import place
 from paceline.wire.bus import is_loopback
 

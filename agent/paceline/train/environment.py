@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from paceline import observation
-from paceline.core import epoch_report, reform
+from paceline.core import reform
 from paceline.core.terms import PLAIN
 from paceline.node import rundir
-from paceline.planning.process import FIRST_POLICY, PolicyInForce
+from paceline.planning.policy_in_force import FIRST_POLICY, PolicyInForce
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ class Environment:
     # True if PACELINE_SERVER, the address of a server, is set. Paceline's launchers do not pass
     # that variable to ranks.
     server: bool = False
-    # Data directory in which rank 0 keeps reports of the epochs of a run without a control plane.
-    # None: rank 0 reports no epochs.
+    # Data directory, in which rank 0 keeps reports of the epochs it plans. None: it reports none,
+    # because the ranks have a control plane, or because this user has no home directory.
     data: Path | None = None
 
     @staticmethod
@@ -141,10 +141,8 @@ class Environment:
         return self.apart()
 
     def apart(self) -> Environment:
-        """Return the environment without a control plane and without reports."""
-        return replace(
-            self, run=None, bus=None, key=None, spool=None, reform=None, memory=None, data=None
-        )
+        """Return the environment without a control plane."""
+        return replace(self, run=None, bus=None, key=None, spool=None, reform=None, memory=None)
 
 
 def _key(variables: Mapping[str, str]) -> bytes | None:
@@ -156,12 +154,7 @@ def _key(variables: Mapping[str, str]) -> bytes | None:
 
 
 def _data(variables: Mapping[str, str]) -> Path | None:
-    reports = variables.get(epoch_report.VARIABLE)
-    if reports and reports != epoch_report.OFF:
-        raise ValueError(
-            f"{epoch_report.VARIABLE} is {reports!r}: set it to {epoch_report.OFF!r}, or not at all"
-        )
-    if reports or variables.get("PACELINE_RUN"):
+    if variables.get("PACELINE_RUN"):
         return None
     given = variables.get("PACELINE_DATA")
     try:

@@ -24,7 +24,7 @@ from paceline.core.batch_limits.shapes import Shapes
 from paceline.core.errors import PacelineError
 from paceline.core.terms import PLAIN, Terms, length, whole
 from paceline.data import Sharded, Stream
-from paceline.planning.process import PolicyInForce
+from paceline.planning.policy_in_force import PolicyInForce
 from paceline.train import mesh as lanes
 from paceline.train import stacks
 from paceline.train.batch_limits.budgeting import (
@@ -134,7 +134,9 @@ class Session:
         policy: the policy by which rank 0 balances the ranks, unless a control plane does: its
             name, or ``{name: parameters}``. The environment variable ``PACELINE_POLICY``, a name or
             JSON, replaces it. "bsp": equal local batches, as under DDP. Without a control plane,
-            rank 0 prints at the end of each epoch what was measured and gained.
+            rank 0 prints at the end of each epoch that it plans what was measured and gained. If a
+            control plane started the run, rank 0 plans further sessions of the script with the
+            run's policy, or with `policy` after a restart.
         prove: before its first step, a run that may be balanced computes the gradient of a few
             samples in one batch and in uneven local batches. If the gradients differ, the ranks
             train with equal local batches, and a warning gives the reason. False: skip this check,
@@ -196,7 +198,8 @@ class Session:
             refuse_small(stream, batch)
         workers = rank_and_world()[1] if mesh is None else mesh.mesh.numel()
         environment = Environment.read(os.environ)
-        here = environment.policy or PolicyInForce.of(policy, "policy")
+        # In a run of a control plane, rank 0 plans further sessions; they follow the run's policy.
+        here = environment.policy or environment.first_policy or PolicyInForce.of(policy, "policy")
         # Register the signal before the start-up, because ranks may hang in the start-up.
         stacks.register(os.environ)
         self._given_limits = listed = listed_limits(limits)

@@ -17,10 +17,8 @@ import torch
 
 from paceline.core.batch_limits.devices import summary
 from paceline.core.epoch_report import new_file
-from paceline.core.terms import PLAIN
 from paceline.core.version import __version__
 from paceline.node.spool import Spool
-from paceline.planning.process import PolicyInForce
 from paceline.train.checkpoint.position import Position
 from paceline.train.context import RunContext
 from paceline.train.environment import Environment
@@ -101,8 +99,7 @@ def connect(
     with ExitStack() as exit_stack:
         # Rank 0 plans if there is no control plane, and while its controllers are away.
         plans = (context.policy or environment.bus) is not None
-        # Under `bsp` without a control plane, a process beside rank 0 reports the epochs.
-        may_plan = startup.world > 1 and (plans or environment.data is not None)
+        may_plan = startup.world > 1 and plans
         reports = run is not None or may_plan
         if startup.speaks and reports:
             emitter = emitter_of(
@@ -158,7 +155,7 @@ def _local_planner(
     environment = context.environment
     policy, reports = environment.first_policy, None
     if alone:
-        policy = context.policy or PolicyInForce(PLAIN)
+        policy = context.policy
         if environment.data is not None:
             reports = new_file(environment.data, sys.argv[0])
     return LocalPlanner(

@@ -15,7 +15,7 @@ import redis
 
 from paceline import observation
 from paceline.core.errors import PacelineError
-from paceline.planning.process import FIRST_POLICY
+from paceline.planning.policy_in_force import FIRST_POLICY
 from paceline.wire import COMMANDS_LENGTH, OBSERVED, Launch, commands
 from paceline.wire.bus import publish
 from paceline.wire.sealing import Secrets, seal

@@ -23,7 +23,7 @@ from paceline.core.cost import SUM, Cost, Features
 from paceline.core.emulation import Emulation, Slowdown
 from paceline.core.errors import InputError
 from paceline.core.terms import MEANS
-from paceline.planning.process import PolicyInForce
+from paceline.planning.policy_in_force import PolicyInForce
 from paceline.policies.base import Floats
 from paceline.wire import Hello
 from paceline_backend.simulator.sizes import Sizes, SizesError

@@ -21,7 +21,7 @@ from paceline.core import epoch_report
 from paceline.planning.feedback import Window
 from paceline.planning.history import History
 from paceline.planning.planner import Planner
-from paceline.planning.process import PolicyInForce
+from paceline.planning.policy_in_force import PolicyInForce
 from paceline.train.plan import local
 from paceline.train.plan.local import LocalPlanner
 from paceline.train.plan.proposals import Proposals
@@ -36,16 +36,20 @@ KEY = b"key of the ranks"
 OPTIONS: dict[str, Any] = {"global_batch": 24, "seed": 3}
 
 
-def environment(ranks: Ranks, policy: str = "paceline") -> dict[str, str]:
+def environment(ranks: Ranks, data: Path, policy: str = "paceline") -> dict[str, str]:
     """The last rank is half as fast as the others."""
     a_s = [0.0005] * (ranks.world - 1) + [0.001]
     emulated = json.dumps({"a_s": a_s, "b_s": [0.0] * ranks.world})
-    return {"PACELINE_POLICY": policy, "PACELINE_EMULATE": emulated}
+    return {
+        "PACELINE_POLICY": policy,
+        "PACELINE_EMULATE": emulated,
+        "PACELINE_DATA": str(data),
+    }
 
 
-def test_ranks_are_balanced_without_a_server(ranks: Ranks) -> None:
+def test_ranks_are_balanced_without_a_server(ranks: Ranks, tmp_path: Path) -> None:
     """Each sample is trained once, and training is that of one process."""
-    trained = ranks.run(local_planning.train, SAMPLES, OPTIONS, env=environment(ranks))
+    trained = ranks.run(local_planning.train, SAMPLES, OPTIONS, env=environment(ranks, tmp_path))
     assert set(trained[0].sources[-1]) == {"local"}
     for samples in zip(*(rank.samples for rank in trained), strict=True):
         assert sorted(chain(*samples)) == list(range(SAMPLES))
@@ -57,8 +61,10 @@ def test_ranks_are_balanced_without_a_server(ranks: Ranks) -> None:
         torch.testing.assert_close(rank.parameters, alone.parameters)
 
 
-def test_a_planning_process_that_dies_is_started_again(ranks: Ranks) -> None:
-    trained = ranks.run(local_planning.train, SAMPLES, OPTIONS, None, 1, env=environment(ranks))
+def test_a_planning_process_that_dies_is_started_again(ranks: Ranks, tmp_path: Path) -> None:
+    trained = ranks.run(
+        local_planning.train, SAMPLES, OPTIONS, None, 1, env=environment(ranks, tmp_path)
+    )
     planned = [set(sources) == {"local"} for sources in trained[0].sources]
     assert sum(planned) >= 2 and planned[-1]
     for samples in zip(*(rank.samples for rank in trained), strict=True):
@@ -66,9 +72,11 @@ def test_a_planning_process_that_dies_is_started_again(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("policy", ["local-sgd", "ad-psgd"])
-def test_relaxed_presets_train_without_a_server(ranks: Ranks, policy: str) -> None:
+def test_relaxed_presets_train_without_a_server(ranks: Ranks, tmp_path: Path, policy: str) -> None:
     """Replicas are equal after each epoch, in which each sample is trained once."""
-    trained = ranks.run(local_planning.train, SAMPLES, OPTIONS, env=environment(ranks, policy))
+    trained = ranks.run(
+        local_planning.train, SAMPLES, OPTIONS, env=environment(ranks, tmp_path, policy)
+    )
     assert set(trained[0].sources[-1]) == {"local"}
     assert "AllReduce" not in trained[0].kinds[-1]
     for samples in zip(*(rank.samples for rank in trained), strict=True):
@@ -77,15 +85,10 @@ def test_relaxed_presets_train_without_a_server(ranks: Ranks, policy: str) -> No
         torch.testing.assert_close(rank.parameters, trained[0].parameters)
 
 
-@pytest.mark.parametrize("policy", ["paceline", "bsp"])
-def test_each_epoch_is_reported(ranks: Ranks, tmp_path: Path, policy: str) -> None:
+def test_each_epoch_is_reported(ranks: Ranks, tmp_path: Path) -> None:
     """The last one, too, although the script ends at once. The last rank is half as fast."""
-    env = environment(ranks, policy) | {
-        "PACELINE_LOCAL_REPORT": "",
-        "PACELINE_DATA": str(tmp_path),
-    }
-    epochs = 4 if policy == "bsp" else None
-    trained = ranks.run(local_planning.train, 8 * SAMPLES, OPTIONS, epochs, env=env)
+    env = environment(ranks, tmp_path)
+    trained = ranks.run(local_planning.train, 8 * SAMPLES, OPTIONS, env=env)
     [run] = epoch_report.runs(tmp_path)
     reports = epoch_report.read(tmp_path, run)
     assert trained[0].lines == [epoch_report.sentence(report) for report in reports]
@@ -94,11 +97,11 @@ def test_each_epoch_is_reported(ranks: Ranks, tmp_path: Path, policy: str) -> No
         (epoch, 32, True) for epoch in range(len(trained[0].samples))
     ]
     last = reports[-1]
-    assert last.policy == policy
+    assert last.policy == "paceline"
     assert last.epoch_s == pytest.approx(trained[0].epoch_s[-1], rel=0.1, abs=0.1)
     assert last.speeds[0] > last.speeds[-1]
-    assert last.other is not None
-    assert {last.policy, last.other.policy} == {"bsp", "paceline"}
+    assert last.equal is not None
+    assert last.equal.epoch_s > last.epoch_s
 
 
 def test_a_script_that_sets_up_no_logging_sees_the_line(
@@ -114,20 +117,48 @@ def test_a_script_that_sets_up_no_logging_sees_the_line(
     assert (capsys.readouterr().err, lines) == ("", ["epoch 4 took 62.7 s"])
 
 
-def test_a_policy_that_rank_0_cannot_use_is_refused(ranks: Ranks) -> None:
+def test_a_policy_that_rank_0_cannot_use_is_refused(ranks: Ranks, tmp_path: Path) -> None:
     options = {"token_budget": 48.0, "seed": 3}
     with pytest.raises(RankError, match="policy='ad-psgd': ad-psgd relaxes synchronisation, so"):
-        ranks.run(local_planning.train, SAMPLES, options, 1, env=environment(ranks, "ad-psgd"))
+        ranks.run(
+            local_planning.train, SAMPLES, options, 1, env=environment(ranks, tmp_path, "ad-psgd")
+        )
 
 
-def test_bsp_plans_nothing(ranks: Ranks) -> None:
-    trained = ranks.run(local_planning.train, SAMPLES, OPTIONS, 2, env=environment(ranks, "bsp"))
+def test_bsp_plans_and_reports_nothing(ranks: Ranks, tmp_path: Path) -> None:
+    env = environment(ranks, tmp_path, "bsp")
+    trained = ranks.run(local_planning.train, SAMPLES, OPTIONS, 2, env=env)
     assert set(chain(*trained[0].sources)) == {"coast"}
+    assert not trained[0].lines
+    assert not epoch_report.runs(tmp_path)
 
 
-def test_an_unknown_policy_is_named(ranks: Ranks) -> None:
+@pytest.mark.parametrize(
+    ("first", "further", "policy"),
+    [
+        ("lbb", {}, "lbb"),
+        ("bsp", {}, "bsp"),
+        ("lbb", {"PACELINE_POLICY": "sata"}, "sata"),
+        # After a restart the policy may be another one.
+        ("lbb", {"PACELINE_ATTEMPT": "1"}, "boa"),
+    ],
+)
+def test_a_second_session_follows_the_policy_of_the_run(
+    ranks: Ranks, tmp_path: Path, first: str, further: dict[str, str], policy: str
+) -> None:
+    env = {"PACELINE_RUN": f"second-{policy}", "PACELINE_FIRST_POLICY": json.dumps({first: {}})}
+    env = environment(ranks, tmp_path, "") | env | further
+    options, epochs = OPTIONS | {"policy": "boa"}, 1 if policy == "bsp" else None
+    trained = ranks.run(local_planning.train_second, SAMPLES, options, epochs, env=env)
+    assert {rank.planned for rank in trained} == {policy != "bsp"}
+    assert trained[0].policies[-1] == {policy}
+
+
+def test_an_unknown_policy_is_named(ranks: Ranks, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="no policy 'pacelin'; did you mean 'paceline'"):
-        ranks.run(local_planning.train, SAMPLES, OPTIONS, 1, env=environment(ranks, "pacelin"))
+        ranks.run(
+            local_planning.train, SAMPLES, OPTIONS, 1, env=environment(ranks, tmp_path, "pacelin")
+        )
 
 
 def _record(plan: Plan, step: int, rank: int) -> StepRecord:

@@ -8,6 +8,7 @@ import multiprocessing
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,7 +136,7 @@ def test_mixed_precision_with_a_scaler_is_that_of_one_process(ranks: Ranks) -> N
 @pytest.mark.parametrize("around", [False, True])
 @pytest.mark.parametrize("discard", ["", "early", "late"])
 def test_accumulation_is_that_of_one_process(
-    ranks: Ranks, discard: str, around: bool, policy: str
+    ranks: Ranks, tmp_path: Path, discard: str, around: bool, policy: str
 ) -> None:
     """5 steps an epoch, the last one smaller, accumulated by 3: an epoch ends within.
 
@@ -143,7 +144,7 @@ def test_accumulation_is_that_of_one_process(
     """
     options = {"global_batch": 4, "seed": 1}
     alone = sessions.accumulate(18, 3, options, discard, around)
-    env = {"PACELINE_POLICY": policy}
+    env = {"PACELINE_POLICY": policy, "PACELINE_DATA": str(tmp_path)}
     for got in ranks.run(sessions.accumulate, 18, 3, options, discard, around, env=env):
         torch.testing.assert_close(got, alone)
 

@@ -10,7 +10,7 @@ from paceline import policies
 from paceline.planning.feedback import Window
 from paceline.planning.history import History
 from paceline.planning.planner import Planner
-from paceline.planning.process import PolicyInForce
+from paceline.planning.policy_in_force import PolicyInForce
 from paceline.wire import ALLREDUCE, Hello, Plan, StepRecord
 from support.records import hello
 

@@ -12,7 +12,7 @@ import torch
 
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
-from paceline.planning.process import PolicyInForce
+from paceline.planning.policy_in_force import PolicyInForce
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.plan_shard import LocalStep

@@ -118,11 +118,4 @@ def test_epochs_are_reported_only_without_a_control_plane() -> None:
     here = {"PACELINE_DATA": "/data"}
     assert Environment.read(here).data == Path("/data")
     assert Environment.read({}).data == rundir.default_data()
-    for further in (
-        {"PACELINE_RUN": "ab12"},
-        {"PACELINE_LOCAL_REPORT": "off"},
-        {"PACELINE_OBSERVE": "1"},
-    ):
-        assert Environment.read(here | further).data is None
-    with pytest.raises(ValueError, match="PACELINE_LOCAL_REPORT is 'no': set it to 'off'"):
-        Environment.read({"PACELINE_LOCAL_REPORT": "no"})
+    assert Environment.read(here | {"PACELINE_RUN": "ab12"}).data is None

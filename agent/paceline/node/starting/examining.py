@@ -17,7 +17,6 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.core import epoch_report
 from paceline.core.terms import PLAIN
 from paceline.node import rundir
 from paceline.node.rundir import Record
@@ -84,11 +83,7 @@ def examine(launch: Launch, steps: int, timeout_s: float) -> list[Finding]:
             script=str(_INSIDE),
             args=[str(reports), str(steps), launch.script, *launch.args],
             # A planning process would compete with the ranks.
-            env={
-                **launch.env,
-                "PACELINE_POLICY": PLAIN,
-                epoch_report.VARIABLE: epoch_report.OFF,
-            },
+            env={**launch.env, "PACELINE_POLICY": PLAIN},
         )
         record = Record(f"doctor-{secrets.token_hex(4)}", "here", "paceline doctor", "")
         supervisor = Supervisor(inside, rundir.open_data(Path(folder) / "data"), record, None)

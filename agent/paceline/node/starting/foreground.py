@@ -32,7 +32,7 @@ from paceline.node.session import check_bus, of_run
 from paceline.node.starting.progress import ProgressPoller
 from paceline.node.starting.screen import Screen, shown
 from paceline.node.supervisor import Supervisor, check
-from paceline.planning.process import FIRST_POLICY, PolicyInForce
+from paceline.planning.policy_in_force import FIRST_POLICY, PolicyInForce
 from paceline.wire import OBSERVED, EndRanks, Kill, Launch, State
 
 # Name of this supervisor in a `Record`.

@@ -29,12 +29,12 @@ from torch.distributed import DistError
 from paceline.core.epoch_report import sentence
 from paceline.core.terms import PLAIN
 from paceline.planning.followed import Followed
+from paceline.planning.policy_in_force import PolicyInForce
 from paceline.planning.process import (
     Begin,
     Ended,
     Failed,
     Measured,
-    PolicyInForce,
     Reported,
     Segment,
 )
@@ -264,8 +264,7 @@ class LocalPlanner:
             policy = self._policy
             useful = policy is not None and policy != self._unusable
             # A leader without plans goes on with the last policy: under `bsp` it needs none.
-            # Rank 0 may report the run's epochs, though.
-            if policy is not None and policy.name == PLAIN and self._reports is None:
+            if policy is not None and policy.name == PLAIN:
                 useful = useful and newest is not None and newest.policy != PLAIN
             if must and useful and now >= self._retry_at:
                 self._start(policy)
