@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "frameworks"
 ADAPTERS = ("accelerate", "lightning", "ray", "transformers")
-OF_SERVER = {"alembic", "dash", "fastapi", "scikit-learn", "sqlalchemy", "uvicorn"}
+OF_SERVER = {"alembic", "dash", "fastapi", "sqlalchemy", "uvicorn"}
 FOLDERS = {  # of the checkout, and what they are in the wheel
     "agent/paceline": "paceline",
     "backend/paceline_backend": "paceline_backend",

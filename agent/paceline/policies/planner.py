@@ -230,7 +230,11 @@ def shares_of(
     if models.known:
         samples = max(int(feedback.samples.sum()), 1)
         size = float(models.cost.load(feedback.features).sum()) / samples
+        by_size = models.a * (size or 1.0)
+        each_s = by_size + models.c
+        # A fit may have a negative cost per sample, which holds only for larger samples.
+        each_s = np.where(each_s > 0, each_s, by_size)
         # Speed of each rank, in samples of mean size per second.
-        speed = 1.0 / (models.a * (size or 1.0) + models.c)
+        speed = 1.0 / each_s
         return list((speed / speed.sum()).tolist())
     return []

@@ -130,6 +130,10 @@ class StepTable:
     def __len__(self) -> int:
         return len(self.step)
 
+    def newest(self) -> StepTable:
+        """Return the table of the newest step; the table must not be empty."""
+        return StepTable(*(values[-1:] for values in vars(self).values()))
+
     def sums(self) -> tuple[Floats, Floats, Ints]:
         """Return sums over the steps in which a worker's record is usable, [W] each.
 

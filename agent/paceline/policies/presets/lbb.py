@@ -141,7 +141,7 @@ class LbbAllocator:
         fixed = models.b if cubic is None else cubic.terms[:, 0]
         if len(rows):
             if counts.one_size(problem) or not models.known:
-                line = rough_models(rows, fixed, np.array(memory.slope))
+                line = rough_models(rows.newest(), fixed, np.array(memory.slope))
             else:
                 line = typical_models(models, fixed, np.array(memory.counts), problem.sizes)
             memory = replace(memory, slope=line.slope.tolist(), next=int(rows.step[-1]) + 1)
@@ -161,10 +161,11 @@ class LbbAllocator:
         if not takes_part.any():
             return memory
         times = expected[takes_part]
-        effect = (times.max() - times.min()) / times.mean()
-        if effect < self.fine_threshold:
+        # The straggler effect, times the mean, which may be 0.
+        spread, mean = times.max() - times.min(), times.mean()
+        if spread <= self.fine_threshold * mean:
             return memory
-        if effect < self.rapid_threshold or problem.first_step < memory.calm_until:
+        if spread < self.rapid_threshold * mean or problem.first_step < memory.calm_until:
             return self._move(memory, problem, line, takes_part)
         _, limits = counts.bounds(problem)
         solved = minmax(line, problem.global_batch, limits)
