@@ -44,7 +44,7 @@ def train(way: str, policy: str, slowness: list[float], steps: int, epochs: int)
         if way == "local":
             launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
             launcher += ["--nproc-per-node", str(world), str(SCRIPT), *arguments]
-            env = {**os.environ, **env, "PACELINE_POLICY": policy}
+            env = {**os.environ, **env, "PACELINE_POLICY": policy, "PACELINE_DATA": folder}
             subprocess.run(launcher, check=True, stdout=sys.stderr, env=env)
         else:
             with Stack(Path(folder) / "stack", 0) as stack:

@@ -1,4 +1,4 @@
-"""Kills of control plane and bus during one run: nothing is lost, and who plans is always clear.
+"""Kills of control plane and bus during one run: nothing is lost, doubled or planned twice.
 
 Four ranks with emulated speeds train under a control plane, beside processes that keep all cores
 busy. Again and again the server, the bus or both are killed. Rank 0 plans meanwhile; once the
@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -69,35 +69,39 @@ def bus(stack: Stack) -> psutil.Process | None:
     """Return the process of the bus, which is a child of the server."""
     assert stack.server is not None
     for child in psutil.Process(stack.server.pid).children(recursive=True):
-        if "valkey" in child.name() and child.status() != psutil.STATUS_ZOMBIE:
-            return child
+        with suppress(psutil.NoSuchProcess):
+            if "valkey" in child.name() and child.status() != psutil.STATUS_ZOMBIE:
+                return child
     return None
 
 
-def ran(stack: Stack, run: str) -> list[dict[str, Any]]:
-    """Return the segments that ran."""
-    made: list[dict[str, Any]] = stack.api("GET", f"/runs/{run}/segments?limit=100000")
+def ran(stack: Stack, run: str, newest: int) -> list[dict[str, Any]]:
+    """Return the newest segments that ran, at most so many."""
+    made: list[dict[str, Any]] = stack.api("GET", f"/runs/{run}/segments?limit={newest}")
     return made
 
 
-def suffer(stack: Stack, run: str, kind: str) -> dict[str, Any]:
-    """Kill, wait until rank 0 plans or the bus is back, and start again what was killed."""
+def kill(stack: Stack, run: str, kind: str, away_s: float) -> dict[str, Any]:
+    """Kill the server, the bus or both; return when a controller plans again.
+
+    A killed server is started again after `away_s` seconds; it starts a killed bus again itself.
+    """
     assert stack.server is not None
-    victim = bus(stack)
+    victim = wait("the bus", lambda: bus(stack))
     killed_at = time.time()
     if kind != "server":
-        assert victim is not None
         victim.kill()
+        victim.wait()
     if kind != "bus":
         stack.server.kill()
         stack.server.wait()
-        time.sleep(random.Random(killed_at).uniform(0.5, 6.0))
+        time.sleep(away_s)
         stack.start_server()
     wait("the bus", lambda: bus(stack))
     ready_at = time.time()
 
     def taken_over() -> dict[str, Any] | None:
-        made = [s for s in ran(stack, run) if s["source"] == "controller"]
+        made = [s for s in ran(stack, run, 50) if s["source"] == "controller"]
         return next((s for s in made if s["adopted_at"] > ready_at), None)
 
     first = wait("a plan of the controller", taken_over)
@@ -114,7 +118,7 @@ def main() -> None:
     arguments.add_argument("--kills", type=int, default=50)
     options = arguments.parse_args()
     kills = 3 if options.quick else options.kills
-    dice, outcomes = random.Random(1), []
+    rng, outcomes = random.Random(1), []
     emulate = {"a_s": [UNIT_S * slow for slow in SLOWNESS], "b_s": [STEP_S] * len(SLOWNESS)}
     body = {
         "script": str(example("plaid") / "train.py"),
@@ -128,13 +132,14 @@ def main() -> None:
         wait("the first steps", lambda: (stack.api("GET", f"/runs/{run}")["step"] or 0) > 20)
         with busy_cores():
             for number in range(kills):
-                outcomes.append(suffer(stack, run, dice.choice(KINDS)))
+                kind, away_s = rng.choice(KINDS), rng.uniform(0.5, 6.0)
+                outcomes.append(kill(stack, run, kind, away_s))
                 print(number, outcomes[-1], file=sys.stderr, flush=True)
         stack.api("POST", f"/runs/{run}/stop", {"force": False})
         wait("the end", lambda: stack.api("GET", f"/runs/{run}")["ended_at"])
         wait("coverage", lambda: stack.api("GET", f"/runs/{run}/coverage")["exact"])
         workers = stack.api("GET", f"/runs/{run}/workers")
-        segments = ran(stack, run)
+        segments = ran(stack, run, 100_000)
         now = stack.api("GET", f"/runs/{run}")
         with Store.open(f"sqlite:///{stack.data / 'paceline.db'}") as store:
             again = replay(store, run)

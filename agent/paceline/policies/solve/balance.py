@@ -38,6 +38,8 @@ _FEW_SAMPLES = 20
 # Number of exchanges that are tried for one batch, which takes 2 ms; with many ranks, fewer.
 _BATCH_EXCHANGES = 1_000_000
 
+# Number of exchanges that `pairs` tries for one batch at most, which take about a second.
+_PAIRS_EXCHANGES = 600_000_000
 # Maximum number of nodes of branch and bound, which take 2 ms.
 _MOST_SEARCH_NODES = 30_000
 
@@ -199,43 +201,38 @@ def _largest_gap(sizes: Floats, workers: Workers, goal: float) -> Ints:
     """Give each sample, largest first, to the rank whose load can still grow most.
 
     A rank's load can grow until the rank takes the time `goal`. `sizes` is descending. If
-    `workers.most` fixes each rank's number of samples, `_farthest_first` assigns them.
+    `workers.most` fixes each rank's number of samples, `_by_deviation` assigns them.
     """
     a, c, b, most = workers
+    left = most.copy()
     if int(most.sum()) == len(sizes):
         mean = float(sizes.mean())
-        return _farthest_first(sizes - mean, (goal - b - c * most) / a - mean * most, most.copy())
+        return _by_deviation(sizes - mean, (goal - b - c * most) / a - mean * most, left)
     gap = (goal - b - c) / a
-    heap = np.argsort(-gap, kind="stable")
-    return _largest_first(sizes, gap, c / a, most.copy(), heap[most[heap] > 0])
+    return _largest_first(sizes, gap, c / a, left, _heap(gap, left))
 
 
-@compiled
-def _farthest_first(more: Floats, gap: Floats, left: Ints) -> Ints:
-    """Assign samples to ranks with fixed numbers of samples, the farthest from the mean first.
+def _by_deviation(more: Floats, gap: Floats, left: Ints) -> Ints:
+    """Assign samples to ranks with fixed numbers of samples.
 
-    A sample above the mean goes to the rank whose load can still grow most, and one below the mean
-    to the rank whose load can grow least; the samples that a rank still lacks count as average.
-    `more` is how far each sample is above the mean, descending, [n]; `gap` how much each rank's
-    load can grow beyond average samples, [W]; `left` each rank's number of samples, [W].
+    Samples above the mean, the largest first, go to the rank whose load can still grow most. Then
+    samples below the mean, the smallest first, go to the rank whose load can grow least. The
+    samples that a rank still lacks count as average. `more` is how far each sample is above the
+    mean, descending, [n]; `gap` how much each rank's load can grow beyond average samples, [W];
+    `left` each rank's number of samples, [W].
     """
+    above, none = int(np.count_nonzero(more >= 0)), np.zeros(len(gap))
     ranks = np.empty(len(more), np.int64)
-    first, last = 0, len(more) - 1
-    while first <= last:
-        if more[first] >= -more[last]:
-            i, sign = first, 1.0
-            first += 1
-        else:
-            i, sign = last, -1.0
-            last -= 1
-        widest, rank = -np.inf, -1
-        for j in range(len(gap)):
-            if left[j] and sign * gap[j] > widest:
-                widest, rank = sign * gap[j], j
-        ranks[i] = rank
-        gap[rank] -= more[i]
-        left[rank] -= 1
+    ranks[:above] = _largest_first(more[:above], gap, none, left, _heap(gap, left))
+    gap, smallest_first = -gap, -more[above:][::-1]
+    ranks[above:][::-1] = _largest_first(smallest_first, gap, none, left, _heap(gap, left))
     return ranks
+
+
+def _heap(gap: Floats, left: Ints) -> Ints:
+    """Return the ranks that can get samples, the largest gap first, which is a heap."""
+    order = np.argsort(-gap, kind="stable")
+    return order[left[order] > 0]
 
 
 @compiled
@@ -384,15 +381,17 @@ def pairs(state: DescentState, enough: float) -> None:
     """Pair the slowest rank with the fastest, the next slowest with the next fastest, and so on.
 
     The ranks of each pair exchange samples. This is repeated until the slowest rank takes at most
-    `enough` seconds, or its distance from `enough` shrinks by less than 10 %.
+    `enough` seconds, its distance from `enough` shrinks by less than 10 %, or `_PAIRS_EXCHANGES`
+    may have been tried.
     """
-    slowest = np.inf
-    while True:
+    slowest, left = np.inf, _PAIRS_EXCHANGES
+    while left > 0:
         order = np.argsort(state.time_s, kind="stable")
         most_s = float(state.time_s[order[-1]])
         if most_s <= enough or most_s - enough > 0.9 * (slowest - enough):
             break
-        slowest = most_s
+        slowest, half = most_s, len(order) // 2
+        left -= int(state.number[order[:half]] @ state.number[order[::-1][:half]])
         _paired(order, state, enough)
 
 
@@ -402,18 +401,22 @@ def _paired(order: Ints, state: DescentState, enough: float) -> None:
         p, q = order[len(order) - 1 - k], order[k]
         if state.time_s[p] <= enough:
             break
-        _, give, get = _exchange(p, q, state, state.time_s[p], enough)
+        # An exchange after which both ranks end at almost the same time is good enough.
+        slow_s, fast_s, a = state.time_s[p], state.time_s[q], state.w.a
+        together = (slow_s * a[q] + fast_s * a[p]) / (a[p] + a[q])
+        close = max(enough, together * (1 + _CLOSE))
+        _, give, get = _exchange(p, q, state, slow_s, close)
         if give >= 0:
             _apply(p, q, give, get, state)
 
 
 @compiled
-def descend(state: DescentState, enough: float, effort: int) -> None:
+def descend(state: DescentState, enough: float, effort: int) -> int:
     """Repeatedly make the best exchange of the slowest rank with another rank.
 
     The function ends when the slowest rank takes at most `enough` seconds, when no exchange helps,
-    or after about `effort` exchanges were tried. An exchange after which both ranks take at most
-    `enough` is made at once, without a search for a better one.
+    or after about `effort` exchanges were tried; it returns what is left of `effort`. An exchange
+    after which both ranks take at most `enough` is made at once, without a search for a better one.
     """
     sizes, w = state.sizes, state.w
     world = len(w.a)
@@ -438,6 +441,7 @@ def descend(state: DescentState, enough: float, effort: int) -> None:
         if taker == p:
             break
         _apply(p, taker, give, get, state)
+    return effort
 
 
 @compiled
