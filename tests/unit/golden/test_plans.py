@@ -35,12 +35,13 @@ def test_plans_are_as_recorded(preset: str) -> None:
             assert problem is None, problem
 
 
-def test_interpreted_kernels_plan_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("preset", ["chronica", "paceline"])
+def test_interpreted_kernels_plan_the_same(monkeypatch: pytest.MonkeyPatch, preset: str) -> None:
     """A planning process interprets them until they are compiled."""
     interpreting = threading.Event()
     interpreting.set()
     monkeypatch.setattr(jit, "_interpreting", interpreting)
-    name = next(name for name in recorded() if name.split()[0] == "paceline")
+    name = next(name for name in recorded() if name.split()[0] == preset)
     assert difference(name, recorded()[name]) is None
 
 

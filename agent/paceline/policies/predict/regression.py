@@ -96,7 +96,7 @@ def fit_ranks(
             rows[first:], share, noise[rank], now, before, trial
         )
         a, c, b = now[_BETA], now[_BETA + 1], now[_BETA + 2]
-        losses[rank, 2] += 0.5 * (c**2 + b**2) / (a + c + b) ** 2 / share**2
+        losses[rank, 2] += 0.5 * (c * c + b * b) / _square(a + c + b) / _square(share)
         fits[rank, 0], fits[rank, 1], fits[rank, 2] = a / mean_u, c / mean_v, b
 
 
@@ -127,12 +127,13 @@ def _fit_rows(
     loss, judged, widths = 0.0, 0, 0.0
     filters = np.zeros((len(_GAINS), 3))
     for k in range(len(rows)):
-        variance = max((_PRIOR_NOISE**2 * _BELIEF + squares) / (_BELIEF + seen), noise**2)
+        least = noise * noise
+        variance = max((_PRIOR_NOISE**2 * _BELIEF + squares) / (_BELIEF + seen), least)
         rows[k, 2] *= math.exp(-drift)
         off = _off(now, rows[k])
         if seen >= _IGNORED_ROWS:
             # Variance of the noise, without the prior that `variance` includes.
-            counted = max(squares / seen, noise**2, LEAST_RESIDUAL**2)
+            counted = max(squares / seen, least, LEAST_RESIDUAL**2)
             wider = 1 + _unsure(now, rows[k], counted, share)
             loss += min(off * off, _CAP**2) / wider
             widths += 0.5 * math.log(wider)
@@ -150,7 +151,7 @@ def _fit_rows(
             changed = seen == 1 or (held == k - 1 and off * held_off > 0)
             if _reshaped(rows, held, k, changed, variance, share, now, before, trial):
                 _copy(trial, now)
-                squares += _off(now, rows[k]) ** 2
+                squares += _square(_off(now, rows[k]))
             elif changed:
                 _copy(now, before)
                 _multiply(now[_BETA:_USUAL], math.exp(off + drift))
@@ -188,7 +189,7 @@ def _follow(filters: Floats, off: float, variance: float, seen: int) -> float:
         slope += _GAINS[k, 1] * error
         filters[k, 0], filters[k, 1], filters[k, 2] = level, slope, errors
         least = min(least, errors)
-    count = (1 - _FORGETS ** (seen + 1)) / (1 - _FORGETS)
+    count = (1 - _power(_FORGETS, seen + 1)) / (1 - _FORGETS)
     noise = max((least + _NOISE_ROWS * _LITTLE**2) / (count + _NOISE_ROWS), _LITTLE**2)
     total, mean = 0.0, 0.0
     for k in range(len(filters)):
@@ -242,7 +243,7 @@ def _reshaped(
         return False
     odd = _RARE
     if changed:
-        odd = min(odd, 0.5 * (_off(now, rows[held]) - _off(now, rows[at])) ** 2 / variance)
+        odd = min(odd, 0.5 * _square(_off(now, rows[held]) - _off(now, rows[at])) / variance)
     _copy(now, trial)
     _learn(trial, rows[held], rows[held, 2])
     _learn(trial, rows[at], rows[at, 2])
@@ -259,9 +260,27 @@ def _unlikely(fit: Floats, variance: float, share: float) -> float:
     a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
     rest = a * (a * fit[0] + 2 * (c * fit[1] + b * fit[2] - fit[6])) + fit[_ROWS]
     rest += c * (c * fit[3] + 2 * (b * fit[4] - fit[7])) + b * (b * fit[5] - 2 * fit[8])
-    drawn = ((c - fit[_USUAL + 1]) ** 2 + (b - fit[_USUAL + 2]) ** 2) / (a + c + b) ** 2
-    unlikely: float = 0.5 * (max(rest, 0.0) / variance + drawn / share**2)
+    drawn = _square(c - fit[_USUAL + 1]) + _square(b - fit[_USUAL + 2])
+    drawn /= _square(a + c + b)
+    unlikely: float = 0.5 * (max(rest, 0.0) / variance + drawn / _square(share))
     return unlikely
+
+
+# Python's `**` may round otherwise than compiled code, and plans must not depend on which one runs.
+@compiled
+def _square(value: float) -> float:
+    return value * value
+
+
+@compiled
+def _power(base: float, exponent: int) -> float:
+    power = 1.0
+    while exponent:
+        if exponent & 1:
+            power *= base
+        exponent >>= 1
+        base *= base
+    return power
 
 
 @compiled
@@ -297,7 +316,8 @@ def _unsure(fit: Floats, row: Floats, variance: float, share: float) -> float:
 @compiled
 def _ridge(fit: Floats, variance: float, share: float) -> float:
     """Return the term that the prior adds to the diagonal elements of c and of b."""
-    ridge: float = variance / share**2 / (fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]) ** 2
+    total = fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]
+    ridge: float = variance / _square(share) / _square(total)
     return ridge
 
 

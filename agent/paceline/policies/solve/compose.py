@@ -416,12 +416,14 @@ def _exchanged(off: Ints, turn: int, binned: _Binned, gap: Floats, a: Floats) ->
     for k in range(pairs):
         # Bin p has too much load.
         p, q = off[k], off[len(off) - 1 - (k + turn) % pairs]
-        before = (gap[p] * a[p]) ** 2 + (gap[q] * a[q]) ** 2
+        of_p, of_q = gap[p] * a[p], gap[q] * a[q]
+        before = of_p * of_p + of_q * of_q
         best, give, get = before, 0, 0
         for i in range(ends[p - 1] if p else 0, ends[p]):
             for m in range(ends[q - 1] if q else 0, ends[q]):
                 more = sizes[i] - sizes[m]
-                left = ((gap[p] + more) * a[p]) ** 2 + ((gap[q] - more) * a[q]) ** 2
+                of_p, of_q = (gap[p] + more) * a[p], (gap[q] - more) * a[q]
+                left = of_p * of_p + of_q * of_q
                 if left < best:
                     best, give, get = left, i, m
         if best < 0.99 * before:

@@ -14,6 +14,9 @@ import numpy as np
 
 from paceline.policies.values import Floats, Ints, Models
 
+# Exchanges whose errors differ by less than this fraction of a batch count as equal.
+_SLACK = 1e-9
+
 
 class Holdings:
     """The samples that a worker holds, sorted by ascending size, then by index.
@@ -208,8 +211,11 @@ def level_out(step: Filling) -> None:
             abs(size + missing - held.sizes[at])
             for at, (_, size) in zip(nearest, batch, strict=True)
         ]
-        best = error.index(min(error))
-        if error[best] < abs(missing):
+        # Of almost equal exchanges, take the first: rounding must not decide.
+        slack = _SLACK * abs(level) / step.a[rank]
+        least = min(error) + slack
+        best = next(k for k, each in enumerate(error) if each <= least)
+        if error[best] < abs(missing) - slack:
             sample, size = batch.pop(best)
             step.ett[rank] -= step.a[rank] * size + step.c[rank]
             step.add(rank, *held.take(nearest[best]))
