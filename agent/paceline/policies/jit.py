@@ -3,7 +3,7 @@
 A `Kernel` imports Numba only when it is first called: the import takes a second of CPU and 60 MB,
 and most processes that import policies never plan.
 
-A kernel is also a Python function, with the same results to the last bit, but 10 to 30 times as slow. A process
+A kernel is also a Python function, with the same results, but 10 to 30 times as slow. A process
 that must plan before its kernels are compiled calls `interpret_until`.
 """
 
