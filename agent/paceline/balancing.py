@@ -18,10 +18,11 @@ from paceline.policies.solve.workers import Workers, most_of
 from paceline.policies.values import Feedback, Floats, Ints, Models
 
 _WINDOW = 64  # steps
-# Other starts are tried up to this many items times ranks; above, exchanges leave no gap to close.
+# Maximum number of items times ranks up to which the largest differencing method is tried, and the
+# greedy cut; they take about a second.
 _MOST_DIFFERENCES = 2_000_000
 _MOST_STEPS = 50_000_000
-# Maximum number of items for branch and bound, and of its nodes, which take 70 ms.
+# Maximum number of items for branch and bound, and of its nodes, which take 0.1 s.
 _FEW_ITEMS = 24
 _SEARCH_NODES = 1_000_000
 # Fractions by which the slowest rank's time may exceed that of a perfectly even division: nothing
@@ -107,11 +108,12 @@ def partition(
 
         parts = paceline.partition([900, 80, 400, 410, 90], 2)    # [[0, 1], [2, 3, 4]]
 
-    Up to 2 million items times ranks, it is never slower than the largest differencing method or
-    the greedy cut, where these apply. For up to 24 items it is optimal as a rule: branch and bound
-    ends after a million nodes, which take 0.1 s. With more items, the search ends when the slowest
-    rank takes less than a ten-thousandth longer than in a perfectly even division, or after some
-    0.1 s.
+    Up to 2 million items times ranks, no rank ends later than with the largest differencing method
+    or the greedy cut, where these apply. For up to 24 items the result is optimal as a rule: branch
+    and bound ends after a million nodes, which take 0.1 s. With more items, the search ends when
+    the slowest rank takes less than a ten-thousandth longer than in a perfectly even division, or
+    after some 0.1 s. Padded batches have a solver of their own: it is optimal for up to 10 ranks,
+    and for equal ranks.
 
     If ranks must agree, compute the parts on one rank and broadcast them: processors of different
     makers may round the fits of `Speeds` differently.
