@@ -283,7 +283,7 @@ class Batches:
             raise PacelineError(
                 "Batches: workers divided the last step in different ways, so samples were trained "
                 "twice or not at all: give all workers the same arguments, the same versions of "
-                "paceline and numpy, and CPUs of the same kind, because others may round differently"
+                "paceline and numpy, and CPUs of one kind, because others may round differently"
             )
         known = table[:, 0] > 0
         seconds_of = np.where(known, table[:, 0], table[known, 0].mean() if known.any() else 1.0)
