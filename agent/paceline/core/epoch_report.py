@@ -124,15 +124,15 @@ def keep(path: Path, report: EpochReport) -> None:
     finally:
         os.close(file)
     if not size:
-        _delete_old(path)
+        _delete_old(path.parent)
 
 
-def _delete_old(kept: Path) -> None:
+def _delete_old(folder: Path) -> None:
     before = time.time() - _RECENT_S
-    for old in _files(kept.parent)[MOST_RUNS:]:
+    for old in _files(folder)[MOST_RUNS:]:
         # Another run may have deleted the file.
         with contextlib.suppress(OSError):
-            if old != kept and old.stat().st_mtime < before:
+            if old.stat().st_mtime < before:
                 old.unlink()
 
 
