@@ -32,9 +32,9 @@ fi
 pins=(pyproject.toml constraints.txt "$0")
 want="$extra $(cat "${pins[@]}" | sha256sum)"
 stamp=.venv/.paceline-$extra
+pip=(.venv/bin/pip --disable-pip-version-check -q)
 if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     say "installing paceline[$extra] (the first time takes a minute or two)"
-    pip=(.venv/bin/pip --disable-pip-version-check -q)
     if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
         # Use the CPU build: demo and tests need no GPU, and PyPI's build has gigabytes of CUDA.
         # TORCH_INDEX=https://pypi.org/simple installs PyPI's build.
@@ -53,15 +53,21 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
         # --no-deps: it asks for an older protobuf than others, and its solver runs with theirs.
         "${pip[@]}" install --no-deps -c constraints.txt ortools
     fi
-    if [ "$extra" = dev ]; then
-        # A nightly build, which its index may drop.
-        "${pip[@]}" install -c constraints.txt -e ".[torchft]" ||
-            say "torchft could not be installed: its tests on a real one are skipped"
-    fi
     # Otherwise the first servers compile them: no plan comes for ten seconds, or minutes on a busy machine.
     say "compiling the policies' kernels"
     .venv/bin/python -c 'from paceline import policies; policies.warm_up()'
     echo "$want" > "$stamp"
+fi
+
+# A nightly build, which its index may drop; the next setup tries again.
+stamp=.venv/.paceline-torchft
+if [ "$extra" = dev ] && [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
+    say "installing torchft"
+    if "${pip[@]}" install --retries 1 -c constraints.txt -e ".[torchft]"; then
+        echo "$want" > "$stamp"
+    else
+        say "torchft could not be installed: its tests on a real one are skipped"
+    fi
 fi
 
 if [ "$extra" = dev ] && ! .venv/bin/python scripts/find_chromium.py >/dev/null 2>&1; then

@@ -23,7 +23,9 @@ a loss by the worker's weight, so that the average is the gradient of the global
 
 **Plans.** Each worker computes the same plan, a pure function of the seed, the step, the number of
 participants and their speeds. For the speeds, the workers exchange five numbers each in one small
-all-reduce at the start of a step. The same exchange detects workers whose plans differed.
+all-reduce at the start of a step. The same exchange detects workers whose plans differed. The ranks
+of a replica group count as equally fast, because under FSDP they wait for each other in the forward
+pass.
 """
 
 from __future__ import annotations
@@ -51,8 +53,11 @@ Ints = npt.NDArray[np.int64]
 
 Floats = npt.NDArray[np.float64]
 
-_WINDOW = 16  # steps whose times make a worker's speed
+_WINDOW = 16  # steps whose times make a group's speed
 _NO_PLAN = (-1, -1, 0)
+# Private attributes of torchft's Manager that are used here, and the version in which they exist.
+_USED = ("_use_async_quorum", "_group_world_size", "_quorum_future", "_quorum_id")
+_TESTED = "torchft-nightly 2026.10.26"
 
 
 @dataclass
@@ -77,7 +82,8 @@ class Batch:
         """Return the loss to call ``backward`` on; call it once, after the forward pass.
 
         The time from `Batches.next` until this call is the worker's time for the batch: reading
-        the samples and the forward pass, which contain no wait for other groups.
+        the samples and the forward pass, which contain no wait for other groups. A group's speed is
+        the load of its ranks divided by the longest of their times.
 
         Args:
             loss: the mean over `indices`, a scalar.
@@ -105,8 +111,8 @@ class Batches:
             needs tensors on the GPU, such as ProcessGroupNCCL.
 
     Raises:
-        PacelineError: the manager's quorum is asynchronous, or the replica group has several ranks
-            and `group` is missing.
+        PacelineError: the manager's quorum is asynchronous; or the replica group has several ranks
+            and `group` is missing; or the version of torchft does not fit.
         ValueError: an argument is wrong; the message names it.
     """
 
@@ -124,6 +130,11 @@ class Batches:
         group: dist.ProcessGroup | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
+        if missing := [name for name in _USED if not hasattr(manager, name)]:
+            raise PacelineError(
+                f"torchft's Manager has no {', '.join(missing)}: install {_TESTED}, with which "
+                "paceline is tested"
+            )
         if manager._use_async_quorum:
             raise PacelineError(
                 "Manager(use_async_quorum=True): a step's batch depends on its quorum; give "
@@ -155,12 +166,15 @@ class Batches:
         self._order: tuple[int, Ints] = -1, np.empty(0, np.int64)
         self._quorum: Any = None
         self._given: Batch | None = None
-        # Seconds per unit of cost in the newest steps.
+        # Seconds per unit of cost in the newest steps: those of a rank of this group, on average.
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
         # Id of the quorum, step and checksum of the plan that this worker computed last.
         self._plan = _NO_PLAN
         #: Number of steps in each epoch.
         self.steps_per_epoch = samples // global_batch if drop_last else -(-samples // global_batch)
+        # Compile the kernels now, so that the other groups need not wait for this one in a step.
+        for items in (global_batch, samples % global_batch):
+            partition(self._sizes[:items], 2, speeds=[1.0, 2**0.5])
 
     @property
     def epoch(self) -> int:
@@ -181,8 +195,8 @@ class Batches:
         ``manager.start_quorum()``, on all workers.
 
         Raises:
-            PacelineError: no quorum has been started for this step; or workers were at different
-                steps, or had computed different plans.
+            PacelineError: no quorum has been started for this step; or the last step's loss was
+                not weighed; or workers were at different steps, or had computed different plans.
             ValueError: the workers' `limits` together are less than the global batch.
         """
         manager = self._manager
@@ -192,6 +206,7 @@ class Batches:
                 "optimizer.zero_grad() of torchft's Optimizer, or manager.start_quorum(), before it"
             )
         self._quorum = manager._quorum_future
+        self._check_weighed()
         self._measure()
         groups, group = manager.num_participants(), manager.participating_rank()
         step, workers = int(manager.current_step()), groups * self._ranks
@@ -217,14 +232,31 @@ class Batches:
         self._given = Batch(step, indices, weight, self._clock, self._clock.stamp())
         return self._given
 
-    def _measure(self) -> None:
-        """Add the last batch's time, unless it was a filler's."""
-        given, self._given = self._given, None
-        if given is None or given._weighed is None or not given.weight:
+    def _check_weighed(self) -> None:
+        last = self._given
+        if last is None or last._weighed is not None or not last.weight:
             return
-        self._clock.wait(given._weighed)
-        seconds = self._clock.between(given._started, given._weighed)
-        self._seconds.append(seconds / float(self._sizes[given.indices].sum()))
+        if self._manager.current_step() == last.step + 1:
+            raise PacelineError(
+                f"Batch.weigh: step {last.step} was committed with a loss that was not weighed, so "
+                "its update is wrong: call batch.weigh(loss).backward() in each step"
+            )
+
+    def _measure(self) -> None:
+        """Add the time of the group's last batches. All ranks of the group call it together."""
+        last, self._given = self._given, None
+        times = torch.zeros(self._ranks, 2, dtype=torch.float64, device=self._device)
+        # A filler has no load.
+        if last is not None and last._weighed is not None and last.weight:
+            self._clock.wait(last._weighed)
+            seconds = self._clock.between(last._started, last._weighed)
+            load = float(self._sizes[last.indices].sum())
+            times[self._rank] = torch.tensor([seconds, load], dtype=torch.float64)
+        if self._group is not None:
+            dist.all_reduce(times, group=self._group)
+        longest, load = float(times[:, 0].max()), float(times[:, 1].sum())
+        if load:
+            self._seconds.append(longest * self._ranks / load)
 
     def _exchange(self, step: int, workers: int, worker: int | None) -> Floats | None:
         """Return the workers' speeds, [W]; None: torchft has reported an error."""
@@ -250,8 +282,8 @@ class Batches:
         if len(plans) > len({each[:2] for each in plans}):
             raise PacelineError(
                 "Batches: workers divided the last step in different ways, so samples were trained "
-                "twice or not at all: give all workers the same arguments and the same versions of "
-                "paceline and numpy"
+                "twice or not at all: give all workers the same arguments, the same versions of "
+                "paceline and numpy, and CPUs of one kind, because others may round differently"
             )
         known = table[:, 0] > 0
         seconds_of = np.where(known, table[:, 0], table[known, 0].mean() if known.any() else 1.0)

@@ -30,7 +30,8 @@ def checkout(tmp_path: Path) -> Path:
         program(tmp_path / ".venv" / "bin" / name, "exit 0")
     content = b"".join((tmp_path / name).read_bytes() for name in MADE_FROM)
     stamp = f"dev {hashlib.sha256(content).hexdigest()}  -\n"
-    (tmp_path / ".venv" / ".paceline-dev").write_text(stamp)
+    for name in ("dev", "torchft"):
+        (tmp_path / ".venv" / f".paceline-{name}").write_text(stamp)
     program(tmp_path / "bin" / "node", "exit 0")
     return tmp_path
 
@@ -53,6 +54,23 @@ def test_tools_that_are_there_are_not_installed_again(checkout: Path) -> None:
     done = set_up(checkout, '[ "$1" = ls ]')
     assert (done.returncode, done.stderr) == (0, "")
     assert (checkout / "node_modules" / ".paceline").exists()
+
+
+def test_torchft_is_optional_and_tried_again(checkout: Path) -> None:
+    (checkout / "node_modules").mkdir()
+    stamp = checkout / ".venv" / ".paceline-torchft"
+    wanted = stamp.read_text()
+    stamp.unlink()
+    pip = checkout / ".venv" / "bin" / "pip"
+    program(pip, "exit 1")
+    for _ in range(2):
+        done = set_up(checkout, '[ "$1" = ls ]')
+        assert done.returncode == 0
+        assert "torchft could not be installed" in done.stderr
+    program(pip, "exit 0")
+    assert set_up(checkout, '[ "$1" = ls ]').returncode == 0
+    assert stamp.read_text() == wanted
+    assert set_up(checkout, '[ "$1" = ls ]').stderr == ""
 
 
 def test_what_cannot_be_installed_is_said_in_one_line(checkout: Path) -> None:

@@ -71,6 +71,7 @@ def test_version(main: Main) -> None:
         (["runs", "--server", "http://h:bad"], 2, "--server http://h:bad: "),
         (["report"], 2, "name a run, or give --local"),
         (["report", "--local"], 2, "no run without a server is kept"),
+        (["report", "7", "--data", "SCRIPT"], 2, "--data: leave it out without --local"),
         (["report", "--local", "-o", "x.html"], 2, "--output: leave it out with --local"),
     ],
 )
@@ -97,7 +98,7 @@ def test_bad_input(
 
 def test_the_epochs_of_a_run_without_a_server(main: Main, data: Path) -> None:
     balanced = EpochReport(
-        *(0, 0, 9, True, "paceline", 62.7, 0.02, 0.05, [0.75, 0.25], [27_310.0, 9_189.0], 1.0),
+        *(0, 0, 9, True, "paceline", 62.7, 0.02, 0.05, [0.75, 0.25], [1_235_000.0, 91.89], 1.0),
         Estimate(92.8, 0.31),
     )
     young = msgspec.structs.replace(balanced, equal=None)
@@ -112,7 +113,8 @@ def test_the_epochs_of_a_run_without_a_server(main: Main, data: Path) -> None:
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "0 paceline 9 62.7 s 2 % 0.05" in lines
     assert "0 paceline 9 62.7 s 2 % 0.05 92.8 s, 31 % 1.48" in lines
-    assert "0 75.0 % 27,310" in lines
+    assert "0 75.0 % 1,235,000" in lines
+    assert "1 25.0 % 91.89" in lines
     assert out.endswith("other runs: 20261130-120000-other-6\n")
     _, out, _ = main("report", "20261130", "--local", "--data", str(data))
     assert "0 lbb 9 46.4 s 2 % 0.05 92.8 s, 31 % 2.00" in " ".join(out.split())

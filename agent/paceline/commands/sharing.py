@@ -56,6 +56,7 @@ def register(app: typer.Typer) -> None:
 @grouped
 def report(
     *,
+    context: typer.Context,
     run_id: Annotated[
         str | None,
         typer.Argument(
@@ -87,6 +88,10 @@ def report(
             raise InputError("--output: leave it out with --local, which prints the report")
         _print_local(run_id or "", data, as_json)
         return
+    # PACELINE_DATA may be set for other commands.
+    given = context.get_parameter_source("data")
+    if given is not None and given.name == "COMMANDLINE":
+        raise InputError("--data: leave it out without --local; the report is the server's")
     if run_id is None:
         raise InputError("name a run, or give --local for a run without a server")
     with connection.client() as client:
@@ -153,7 +158,7 @@ def _print_local(run: str, data: Path | None, as_json: bool) -> None:
                 {
                     "rank": rank,
                     "share of the load": f"{100 * share:.1f} %",
-                    "speed, size units per s": f"{speed:,g}",
+                    "speed, size units per s": f"{speed:,.0f}" if speed >= 1000 else f"{speed:g}",
                 }
                 for rank, (share, speed) in ranks
             ],

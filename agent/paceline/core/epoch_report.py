@@ -2,15 +2,17 @@
 
 Rank 0's planning process makes an `EpochReport` at each epoch's end, and appends it to the run's
 file, one JSON object per line. Rank 0 prints the report's `sentence`. `paceline report --local`
-reads the files, which are in the folder ``local`` of the data directory. The newest `MOST_RUNS`
-files are kept, each up to `MOST_BYTES`.
+reads the files, which are in the folder ``local`` of the data directory, each up to `MOST_BYTES`.
+A new run deletes files that were last written over a day ago, except the newest `MOST_RUNS`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import secrets
 import time
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from paceline.core.errors import InputError, PacelineError
 FOLDER = "local"
 MOST_RUNS = 50
 MOST_BYTES = 1 << 20
+# Files that were written in this time may be of runs that still train.
+_RECENT_S = 86_400
 _SUFFIX = ".jsonl"
 
 _encoder = msgspec.json.Encoder()
@@ -93,33 +97,42 @@ def new_file(data: Path, program: str) -> Path:
     """Return the path for the reports of a run of `program` that starts now; create nothing."""
     stem = re.sub(r"[^\w-]+", "-", Path(program).stem).strip("-")[:64] or "run"
     started = time.strftime("%Y%m%d-%H%M%S")
-    return data / FOLDER / f"{started}-{stem}-{os.getpid()}{_SUFFIX}"
+    return data / FOLDER / f"{started}-{stem}-{secrets.token_hex(3)}{_SUFFIX}"
 
 
 def keep(path: Path, report: EpochReport) -> None:
-    """Append a report to a run's file, and delete the files of the oldest runs.
-
-    If the file would exceed `MOST_BYTES`, the report is left out.
+    """Append a report to a run's file. If the file is new, delete old files of other runs.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or would exceed `MOST_BYTES`.
     """
+    # `parents` would give the data directory itself another mode.
+    path.parent.parent.mkdir(0o700, parents=True, exist_ok=True)
+    path.parent.mkdir(0o700, exist_ok=True)
     line = _encoder.encode(report) + b"\n"
-    is_new = not path.exists()
-    if is_new:
-        path.parent.mkdir(0o700, parents=True, exist_ok=True)
-    elif path.stat().st_size + len(line) > MOST_BYTES:
-        return
-    # In one write, so that a reader never sees a part of a line, unless the disk is full.
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        os.write(file, line)
+        size = os.fstat(file).st_size
+        # A full disk may have cut the last line.
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        if size + len(line) > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it has reached {MOST_BYTES:,} bytes")
+        # In one write, so that a reader never sees a part of a line, unless the disk is full.
+        if os.write(file, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(file)
-    if is_new:
-        for old in _files(path.parent)[MOST_RUNS:]:
-            # Another run may have deleted the file.
-            with contextlib.suppress(OSError):
+    if not size:
+        _delete_old(path.parent)
+
+
+def _delete_old(folder: Path) -> None:
+    before = time.time() - _RECENT_S
+    for old in _files(folder)[MOST_RUNS:]:
+        # Another run may have deleted the file.
+        with contextlib.suppress(OSError):
+            if old.stat().st_mtime < before:
                 old.unlink()
 
 
@@ -151,13 +164,20 @@ def named(data: Path, prefix: str = "") -> str:
 def read(data: Path, run: str) -> list[EpochReport]:
     """Return the reports of the run with this name, oldest first.
 
+    Lines that a full disk has cut are left out.
+
     Raises:
-        PacelineError: the file cannot be read.
+        PacelineError: the file cannot be read, or no line of it is a report.
     """
     path = data / FOLDER / f"{run}{_SUFFIX}"
     try:
-        lines = path.read_bytes().split(b"\n")
-        # What follows the last line break was not written to its end.
-        return [msgspec.json.decode(line, type=EpochReport) for line in lines[:-1]]
-    except (OSError, msgspec.DecodeError) as error:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
         raise PacelineError(f"{path} cannot be read: {error}") from error
+    reports = []
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError):
+            reports.append(msgspec.json.decode(line, type=EpochReport))
+    if lines and not reports:
+        raise PacelineError(f"{path} cannot be read: no line of it is a report of an epoch")
+    return reports

@@ -75,8 +75,8 @@ class _Epoch:
     # Sum of the longest compute time of each step; and the same with equal batches.
     longest_s: float = 0.0
     equal_s: float = 0.0
-    # Mean time that a rank waits, according to the fitted times: with equal batches, minus as
-    # trained.
+    # Mean time that a rank waits with equal batches, minus that with the batches that were trained,
+    # both according to the fitted times.
     more_waiting_s: float = 0.0
 
 
@@ -162,7 +162,7 @@ class Epochs:
                 self._sum(epoch)
 
     def close(self) -> None:
-        """Hear that no more segments and records follow."""
+        """Treat the newest epoch as left: no more segments and records follow."""
         self._closed = True
 
     def finished(self) -> Iterator[EpochReport]:
@@ -214,6 +214,11 @@ class Epochs:
         trained = Features(samples, of["load"], of["squares"], of["longest"])
         dealt_ = Features(*(np.stack(arrays) for arrays in zip(*equal, strict=True)))
         before, after = models.ett(trained), models.ett(dealt_)
+        # With a negative fitted cost per sample, a time may not be above 0.
+        fits = (before > 0) | (trained.samples == 0), (after > 0) | (dealt_.samples == 0)
+        if not np.all(fits):
+            epoch.comparable = False
+            return
         equal_s = longest_s * after.max(axis=1) / before.max(axis=1)
         epoch.equal_s += float(equal_s.sum())
         waiting_s = equal_s * _idle(after) - longest_s * _idle(before)

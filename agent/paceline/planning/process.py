@@ -1,7 +1,8 @@
 """Planning process of rank 0, in which an attempt is planned while no controller plans it.
 
 The process gets an attempt over a socket: a `Begin`, then what the ranks report and the leader
-adopts. It sends back encoded plans, and without a server an `EpochReport` at the end of each epoch.
+adopts. It sends back encoded plans. Without a server it also sends a `Reported` at the end of each
+epoch, and a `ReportsEnded` after the last one.
 It is a process and not a thread so that rank 0, which trains, does not share an interpreter with
 it. It ends when rank 0 closes the socket or ends.
 """
@@ -29,15 +30,13 @@ from paceline.planning.history import History
 from paceline.planning.planner import Planner
 from paceline.planning.policy_in_force import PolicyInForce
 from paceline.policies.jit import interpret_until
-from paceline.wire import LOCAL, Hello, Plan, StepBatch
+from paceline.wire import LOCAL, Hello, Plan, StepBatch, StepRecord
 
-# Interval at which the process checks that rank 0 is alive.
-_ALIVE_S = 1.0
+# After this many seconds without a message the process checks that rank 0 is alive. Once training
+# has ended, it then also reports an epoch that the script left early.
+_QUIET_S = 1.0
 # The ranks need the cores, so segments are planned again less often than by a controller.
 _SPARE = 25.0
-# Once training has ended, the process reports an epoch that the script left early after this many
-# seconds without further records.
-_LAST_S = 1.0
 
 _plans = msgspec.msgpack.Decoder(Plan)
 _batches = msgspec.msgpack.Decoder(StepBatch)
@@ -90,6 +89,13 @@ class Reported:
 
 
 @dataclass(frozen=True)
+class ReportsEnded:
+    """To rank 0: no more reports follow. `problem` is the error that ended them, or empty."""
+
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class Failed:
     """To rank 0: no plan can be made. If `for_good`, the process ends."""
 
@@ -124,27 +130,25 @@ def _plan_for(rank: Connection, parent: int) -> None:
     epochs = None
     if begin.reports is not None:
         epochs = Epochs(hello, planner.history, planner.window, policy.name)
-    heard: SimpleQueue[Segment | Measured | Ended] = SimpleQueue()
+    messages: SimpleQueue[Segment | Measured | Ended] = SimpleQueue()
     # A thread reads, because rank 0 does not read plans while it waits to write.
-    threading.Thread(target=_read, args=[rank, heard], daemon=True).start()
-    ended, patience_s = False, _ALIVE_S
+    threading.Thread(target=_read, args=[rank, messages], daemon=True).start()
+    ended = False
     while True:
-        while not (planner.is_due() and heard.empty()):
+        while not (planner.is_due() and messages.empty()):
+            news, over = None, False
             try:
-                message = heard.get(timeout=patience_s)
+                message = messages.get(timeout=_QUIET_S)
             except Empty:
                 # Another process may hold rank 0's side of the socket: then no end of file comes.
                 if os.getppid() != parent:
                     return
-                if ended and epochs is not None:
-                    epochs.close()
+                over = ended
             else:
                 ended = ended or isinstance(message, Ended)
-                _hear(planner, epochs, message)
+                news = _receive(planner, message)
             if epochs is not None and begin.reports is not None:
-                for report in epochs.finished():
-                    rank.send(_kept(begin.reports, report))
-            patience_s = _LAST_S if ended else _ALIVE_S
+                epochs = _report(rank, epochs, begin.reports, news, over=over)
         try:
             made = planner.plan()
         # Policies are plug-ins, so any error can occur.
@@ -154,18 +158,45 @@ def _plan_for(rank: Connection, parent: int) -> None:
             rank.send(msgspec.msgpack.encode(made))
 
 
+def _report(
+    rank: Connection,
+    epochs: Epochs,
+    path: Path,
+    news: Plan | list[StepRecord] | None,
+    *,
+    over: bool,
+) -> Epochs | None:
+    """Send rank 0 the reports of finished epochs; return None if no more reports follow."""
+    problem = ""
+    try:
+        if isinstance(news, Plan):
+            epochs.adopt(news)
+        elif news is not None:
+            epochs.add(news)
+        if over:
+            epochs.close()
+        for report in epochs.finished():
+            rank.send(_kept(path, report))
+    # Planning continues without reports.
+    except Exception as error:
+        over, problem = True, f"{type(error).__name__}: {error}"
+    if over:
+        rank.send(ReportsEnded(problem))
+    return None if over else epochs
+
+
 def _kept(path: Path, report: EpochReport) -> Reported:
     try:
         keep(path, report)
     except OSError as error:
-        return Reported(report, f"{path.parent} cannot be written: {error.strerror or error}")
+        return Reported(report, f"{path} cannot be written: {error.strerror or error}")
     return Reported(report)
 
 
-def _read(rank: Connection, heard: SimpleQueue[Segment | Measured | Ended]) -> None:
+def _read(rank: Connection, messages: SimpleQueue[Segment | Measured | Ended]) -> None:
     try:
         while True:
-            heard.put(rank.recv())
+            messages.put(rank.recv())
     # Rank 0 has closed its side, or has ended. A plan that is being made is of no use any more.
     except (EOFError, OSError):
         os._exit(0)
@@ -178,14 +209,16 @@ def _attempt(begin: Begin) -> tuple[History, Window]:
     return begin.followed.history(begin.hello), window
 
 
-def _hear(planner: Planner, epochs: Epochs | None, message: Segment | Measured | Ended) -> None:
+def _receive(
+    planner: Planner, message: Segment | Measured | Ended
+) -> Plan | list[StepRecord] | None:
+    """Pass a message to the planner; return its content."""
     if isinstance(message, Segment):
         plan = _plans.decode(message.plan)
         planner.adopt(plan)
-        if epochs is not None:
-            epochs.adopt(plan)
-    elif isinstance(message, Measured):
+        return plan
+    if isinstance(message, Measured):
         records = _batches.decode(message.batch).records
         planner.add(records)
-        if epochs is not None:
-            epochs.add(records)
+        return records
+    return None

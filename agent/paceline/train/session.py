@@ -134,9 +134,9 @@ class Session:
         policy: the policy by which rank 0 balances the ranks, unless a control plane does: its
             name, or ``{name: parameters}``. The environment variable ``PACELINE_POLICY``, a name or
             JSON, replaces it. "bsp": equal local batches, as under DDP. Without a control plane,
-            rank 0 prints at the end of each epoch that it plans what was measured and gained. If a
-            control plane started the run, rank 0 plans further sessions of the script with the
-            run's policy, or with `policy` after a restart.
+            rank 0 prints a line at the end of each epoch that it has planned: its duration, the
+            waiting, and an estimate of the gain. If a control plane started the run, rank 0 plans
+            further sessions of the script with the run's policy, or with `policy` after a restart.
         prove: before its first step, a run that may be balanced computes the gradient of a few
             samples in one batch and in uneven local batches. If the gradients differ, the ranks
             train with equal local batches, and a warning gives the reason. False: skip this check,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -29,7 +31,7 @@ from paceline.train.times_queue import QUEUE, TimesQueue
 from paceline.wire import Adopted, Hello, Plan, Proposal, StepRecord
 from support import local_planning
 from support.ranks import RankError, Ranks
-from support.waiting import until
+from support.waiting import DEADLINE_S, until
 
 SAMPLES = 96
 KEY = b"key of the ranks"
@@ -117,6 +119,18 @@ def test_a_script_that_sets_up_no_logging_sees_the_line(
     assert (capsys.readouterr().err, lines) == ("", ["epoch 4 took 62.7 s"])
 
 
+@pytest.mark.parametrize("error", [None, BrokenPipeError(), ValueError("closed file")])
+def test_a_line_that_cannot_be_printed_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    monkeypatch.setattr(local, "logger", logging.Logger("paceline.lone"))
+    stderr = mock.Mock()
+    stderr.write.side_effect = error
+    monkeypatch.setattr(sys, "stderr", stderr if error else None)
+    local._print("epoch 3 took 62.7 s")
+    assert stderr.write.called == bool(error)
+
+
 def test_a_policy_that_rank_0_cannot_use_is_refused(ranks: Ranks, tmp_path: Path) -> None:
     options = {"token_budget": 48.0, "seed": 3}
     with pytest.raises(RankError, match="policy='ad-psgd': ad-psgd relaxes synchronisation, so"):
@@ -172,7 +186,12 @@ class Attempt:
     """An attempt of two ranks without ranks: a test plays the leader and the controller."""
 
     def __init__(
-        self, policy: PolicyInForce | None, *, alone: bool, epochs: int | None = None
+        self,
+        policy: PolicyInForce | None,
+        *,
+        alone: bool,
+        epochs: int | None = None,
+        reports: Path | None = None,
     ) -> None:
         sizes = np.linspace(1.0, 5.0, 64)
         self.hello = Hello(
@@ -182,7 +201,9 @@ class Attempt:
         self.store, self.proposals = HashStore(), Proposals(0)
         self.times = TimesQueue(self.store, 2, KEY)
         self.controller = Planner(History(self.hello), Window(2, 0))
-        self.local = LocalPlanner(self.store, KEY, self.hello, self.proposals, policy, alone=alone)
+        self.local = LocalPlanner(
+            *(self.store, KEY, self.hello, self.proposals, policy), alone=alone, reports=reports
+        )
 
     def adopt(self, plan: Plan) -> None:
         """The leader adopts a segment; both ranks report its steps."""
@@ -338,3 +359,21 @@ def test_a_policy_that_is_not_here_is_named(
         until(lambda: not local_planning.planners())
     assert "no policy 'theirs'" in caplog.text
     assert "it repeats the last split" in caplog.text
+
+
+def test_closing_does_not_wait_for_a_report_that_never_comes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The newest epoch has no complete step, so it is not reported."""
+    monkeypatch.setattr(local, "_LAST_REPORT_S", 10 * DEADLINE_S)
+    path = epoch_report.new_file(tmp_path, "train.py")
+    attempt = Attempt(PolicyInForce("paceline"), alone=True, reports=path)
+    try:
+        until(local_planning.planners)
+        attempt.controller.use(policies.make("bsp"), 0)
+        attempt.local.adopted(Adopted(0, attempt.controller.plan(), 1.0))
+        until(attempt.local._report_pending)
+    finally:
+        attempt.local.close()
+    assert not attempt.local._thread.is_alive()
+    assert not epoch_report.runs(tmp_path)

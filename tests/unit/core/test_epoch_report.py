@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -37,30 +38,54 @@ def test_the_line(changes: dict[str, object], line: str) -> None:
 
 
 def test_reports_are_read_as_they_were_kept(tmp_path: Path) -> None:
-    path = epoch_report.new_file(tmp_path, "/home/a b/train.py")
-    next_one = msgspec.structs.replace(REPORT, epoch=4, equal=None)
+    data = tmp_path / "share" / "data"
+    path = epoch_report.new_file(data, "/home/a b/train.py")
+    second = msgspec.structs.replace(REPORT, epoch=4, equal=None)
+    third = msgspec.structs.replace(REPORT, epoch=6)
     keep(path, REPORT)
-    keep(path, next_one)
+    keep(path, second)
     # The disk was full in the middle of a line.
     with path.open("a") as file:
         file.write('{"epoch":5,')
-    [run] = runs(tmp_path)
+    [run] = runs(data)
     assert "-train-" in run
-    assert read(tmp_path, run) == [REPORT, next_one]
-    assert path.stat().st_mode & 0o077 == 0
+    assert read(data, run) == [REPORT, second]
+    keep(path, third)
+    assert read(data, run) == [REPORT, second, third]
+    assert [each.stat().st_mode & 0o077 for each in (data, path.parent, path)] == [0, 0, 0]
 
 
-def test_old_runs_are_deleted_and_long_ones_cut(
+def test_sessions_of_the_same_second_have_files_of_their_own(tmp_path: Path) -> None:
+    assert len({epoch_report.new_file(tmp_path, "train.py") for _ in range(20)}) == 20
+
+
+def test_only_files_of_old_runs_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(epoch_report, "MOST_RUNS", 3)
+    days = [tmp_path / "local" / f"2026120{day}-120000-train-1.jsonl" for day in range(6)]
+    for path in reversed(days):
+        keep(path, REPORT)
+    assert len(runs(tmp_path)) == 6
+    for path in days[1:]:
+        os.utime(path, (0, 0))
+    # Its first report comes late: by its name it is the oldest run.
+    own = tmp_path / "local" / "20261130-120000-train-1.jsonl"
+    keep(own, REPORT)
+    assert [run[:8] for run in runs(tmp_path)] == [
+        *("20261205", "20261204", "20261203", "20261200", "20261130")
+    ]
+
+
+def test_a_file_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(epoch_report, "MOST_BYTES", 1000)
-    for day in range(5):
-        path = tmp_path / "local" / f"2026120{day}-120000-train-1.jsonl"
+    path = epoch_report.new_file(tmp_path, "train.py")
+    with pytest.raises(OSError, match="it has reached 1,000 bytes"):
         for _ in range(9):
             keep(path, REPORT)
-        assert path.stat().st_size <= 1000
-    assert [run[:8] for run in runs(tmp_path)] == ["20261204", "20261203", "20261202"]
+    assert 500 < path.stat().st_size <= 1000
+    [run] = runs(tmp_path)
+    assert REPORT in read(tmp_path, run)
 
 
 def test_a_run_is_named_by_a_beginning(tmp_path: Path) -> None:

@@ -180,3 +180,13 @@ def test_a_stream_is_measured_only() -> None:
     epochs.close()
     [report] = epochs.finished()
     assert report.equal is None
+
+
+def test_fitted_times_that_are_not_above_0_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fitted cost per sample may be negative."""
+    run = Training("paceline", [1e-4, 1e-4, 3e-4])
+    models = policies.Models(np.full(WORLD, 1e-4), np.full(WORLD, -1.0), np.zeros(WORLD))
+    monkeypatch.setattr(run.epochs, "_models", lambda: models)
+    assert [report.equal for report in run.run()] == [None, None]

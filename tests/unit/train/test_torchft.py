@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -151,6 +152,32 @@ def test_the_time_until_the_loss_counts(monkeypatch: pytest.MonkeyPatch) -> None
     assert list(made._seconds) == [1.5 / 12]
 
 
+def test_a_group_is_as_fast_as_its_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The loads are 6 and 3 on this group's two ranks.
+    manager: Any = Manager(ranks=2)
+    monkeypatch.setattr(dist, "get_world_size", lambda _: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda _: 0)
+    other = torch.tensor([[0.0, 0.0], [9.0, 3.0]], dtype=torch.float64)
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: tensor.add_(other))
+    group: Any = object()
+    made = Batches(manager, samples=20, global_batch=9, group=group)
+    monkeypatch.setattr(made._clock, "between", lambda *_: 2.0)
+    made._given = Batch(0, np.arange(6), 1.0, made._clock, made._clock.stamp())
+    made._given.weigh(torch.ones(()))
+    made._measure()
+    assert list(made._seconds) == [9.0 * 2 / (6 + 3)]
+
+
+def test_a_committed_step_whose_loss_was_not_weighed_is_an_error() -> None:
+    made = batches()
+    (part,) = step_of([made], 0)
+    (part,) = step_of([made], 0)  # the step was not committed
+    part.weigh(torch.ones(()))
+    step_of([made], 1)
+    with pytest.raises(PacelineError, match=r"Batch\.weigh: step 1 was committed"):
+        step_of([made], 2)
+
+
 def test_a_group_that_is_no_participant_trains_a_filler() -> None:
     made = batches()
     manager: Any = made._manager
@@ -162,7 +189,8 @@ def test_a_group_that_is_no_participant_trains_a_filler() -> None:
 
 def test_different_plans_are_noticed_in_the_next_step() -> None:
     made = [batches(), batches(sizes=range(1, 21))]
-    step_of(made, 0)
+    for part in step_of(made, 0):
+        part.weigh(torch.ones(()))
     with pytest.raises(PacelineError, match="divided the last step in different ways"):
         step_of(made, 1)
 
@@ -214,6 +242,10 @@ def test_wrong_arguments_are_refused(options: dict[str, Any], said: str) -> None
 def test_managers_that_do_not_fit_are_refused() -> None:
     unfit: Any = Manager(use_async_quorum=True)
     with pytest.raises(PacelineError, match="use_async_quorum=False"):
+        Batches(unfit, samples=20, global_batch=6)
+    unfit = Manager()
+    del unfit._quorum_id
+    with pytest.raises(PacelineError, match="no _quorum_id: install torchft-nightly 2026"):
         Batches(unfit, samples=20, global_batch=6)
     unfit = Manager(ranks=2)
     with pytest.raises(PacelineError, match="group: this replica group has 2 ranks"):

@@ -36,6 +36,7 @@ from paceline.planning.process import (
     Failed,
     Measured,
     Reported,
+    ReportsEnded,
     Segment,
 )
 from paceline.train.plan.proposals import Proposals
@@ -131,7 +132,7 @@ class LocalPlanner:
         self._thread.start()
 
     def adopted(self, adopted: Adopted) -> None:
-        """Hear that the leader has adopted a segment. Thread-safe."""
+        """Add a segment that the leader has adopted. Thread-safe."""
         self._new.append((time.monotonic(), adopted.plan))
         self._wake_up()
 
@@ -163,11 +164,11 @@ class LocalPlanner:
 
     def _wait_for_report(self) -> None:
         """Wait a moment for the report of the last epoch, which the script may have left early."""
-        if not self._owes_report():
+        if not self._report_pending():
             return
         until = time.monotonic() + _LAST_REPORT_S
-        self._tell(Ended())
-        while self._owes_report() and time.monotonic() < until:
+        self._send(Ended())
+        while self._report_pending() and time.monotonic() < until:
             try:
                 self._turn()
             # Reports are not worth an error at the end of training.
@@ -175,11 +176,12 @@ class LocalPlanner:
                 logger.debug("the last epoch is not reported: %s", error)
                 return
 
-    def _owes_report(self) -> bool:
+    def _report_pending(self) -> bool:
         """Return True if the process will still report the newest epoch."""
-        newest = self._newest
-        reports = self._reports is not None and self._child is not None
-        return reports and newest is not None and newest.epoch > self._reported_epoch
+        newest, child = self._newest, self._child
+        if newest is None or child is None or not child.reports:
+            return False
+        return newest.epoch > self._reported_epoch
 
     def _turn(self) -> None:
         self._start_or_end()
@@ -201,7 +203,7 @@ class LocalPlanner:
             if self._unanswered_at is None or self._unanswered_at < self._answered_at:
                 self._unanswered_at = at
             if self._child is not None:
-                self._tell(Segment(msgspec.msgpack.encode(plan)))
+                self._send(Segment(msgspec.msgpack.encode(plan)))
 
     def _read_times(self) -> None:
         # Only this thread takes entries.
@@ -222,7 +224,7 @@ class LocalPlanner:
             self._measured_bytes += len(packed)
             while self._measured_bytes > _KEPT_BYTES * self._hello.world:
                 self._measured_bytes -= len(self._measured.popleft())
-            self._tell(Measured(packed))
+            self._send(Measured(packed))
 
     def _must_plan(self) -> bool:
         """Return True if no controller plans the next segment, or an epoch must be reported."""
@@ -234,7 +236,7 @@ class LocalPlanner:
             if newest.source == "equal":
                 return False
             if at_end:
-                return self._owes_report()
+                return self._report_pending()
         if self._alone:
             return True
         asked_at = self._unanswered_at
@@ -246,7 +248,7 @@ class LocalPlanner:
     def _newest(self) -> Plan | None:
         return self._followed.newest[-1] if self._followed.newest else None
 
-    def _hear_controller(self) -> None:
+    def _read_controller(self) -> None:
         proposal, newest = self._proposals.by_controller, self._newest
         if proposal is None or proposal is self._answer:
             return
@@ -258,7 +260,7 @@ class LocalPlanner:
 
     def _start_or_end(self) -> None:
         """Start the planning process if no controller plans, and end it if one does."""
-        self._hear_controller()
+        self._read_controller()
         must, child, now, newest = self._must_plan(), self._child, time.monotonic(), self._newest
         if child is None:
             policy = self._policy
@@ -286,16 +288,17 @@ class LocalPlanner:
             words = f"no controller has planned for {AWAY_S:g} s: rank 0 plans"
             self._warn(f"{words}, with policy {policy.name}")
         self._back_at = None
-        self._child = _Child(policy, -1 if self._newest is None else self._newest.seq)
+        started_at = -1 if self._newest is None else self._newest.seq
+        self._child = _Child(policy, started_at, reports=self._reports is not None)
         measured = list(self._measured)
-        self._tell(Begin(self._hello, self._followed, measured, policy, self._reports))
+        self._send(Begin(self._hello, self._followed, measured, policy, self._reports))
 
     def _end_child(self) -> None:
         if self._child is not None:
             self._child.end()
         self._child = self._back_at = None
 
-    def _tell(self, message: object) -> None:
+    def _send(self, message: object) -> None:
         if self._child is None:
             return
         try:
@@ -313,12 +316,17 @@ class LocalPlanner:
         except (EOFError, OSError) as error:
             self._lost(f"rank 0's planning process ended: {error or 'unexpectedly'}")
 
-    def _take(self, child: _Child, answer: bytes | Failed | Reported) -> None:
+    def _take(self, child: _Child, answer: bytes | Failed | Reported | ReportsEnded) -> None:
         if isinstance(answer, Reported):
             self._reported_epoch = answer.report.epoch
             _print(sentence(answer.report))
             if answer.problem:
                 self._warn(f"epochs are not kept for `paceline report --local`: {answer.problem}")
+            return
+        if isinstance(answer, ReportsEnded):
+            child.reports = False
+            if answer.problem:
+                self._warn(f"epochs are not reported: {answer.problem}")
             return
         if isinstance(answer, Failed):
             what = f"rank 0 cannot plan with {child.policy.name}: {answer.reason}"
@@ -350,17 +358,26 @@ def _print(line: str) -> None:
     """Log a line if the script has set up logging; otherwise write it to standard error."""
     if logger.hasHandlers() or logging.getLogger("paceline").level:
         logger.info("%s", line)
-    else:
-        sys.stderr.write(f"paceline: {line}\n")
-        sys.stderr.flush()
+    elif sys.stderr is not None:
+        # The script may have closed standard error, or its reader has ended.
+        with suppress(OSError, ValueError):
+            sys.stderr.write(f"paceline: {line}\n")
+            sys.stderr.flush()
 
 
 class _Child:
-    """A planning process; `started_at` is the newest segment when it was started."""
+    """A planning process.
 
-    def __init__(self, policy: PolicyInForce, started_at: int) -> None:
+    Args:
+        policy: the policy in force.
+        started_at: the newest segment when the process is started; -1: there is none.
+        reports: True while the process reports epochs.
+    """
+
+    def __init__(self, policy: PolicyInForce, started_at: int, *, reports: bool) -> None:
         self.policy = policy
         self.started_at = started_at
+        self.reports = reports
         self.connection, of_child = Pipe()
         number = of_child.fileno()
         try:
