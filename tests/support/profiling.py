@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from paceline.core.errors import PacelineError
@@ -190,6 +192,7 @@ def begin(*parts: str, steps: int = 1, **options: Any) -> Begun:
         if "compiled" in parts:
             model.compile(backend="eager")
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+        plain: Any = DistributedDataParallel(nn.Linear(WIDTH, 1)) if "plain" in parts else None
         begun.before = state_of(model, optimizer)
         if "called" in parts:
             run.profile(lambda n: model(loader.typical(n)[1]).mean().backward())
@@ -205,6 +208,12 @@ def begin(*parts: str, steps: int = 1, **options: Any) -> Begun:
             loss = model(x).flatten().sub(y.flatten()).square().mean()
             if "in loop" in parts:
                 dist.all_reduce(loss.detach().clone())
+            if "barrier" in parts:
+                dist.barrier()
+            if "functional" in parts:
+                loss = loss + functional.all_reduce(loss.detach(), "sum", dist.group.WORLD)
+            if "plain" in parts:
+                loss = loss + plain(x).mean()
             loss.backward()
             optimizer.step()
             begun.samples.append(indices.tolist() if run.batch.samples else [])

@@ -520,6 +520,19 @@ class Loading(Protocol):
         """Return a batch of samples."""
 
 
+# Collectives whose shapes must be equal on all ranks.
+_SHAPED = {
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "reduce_scatter",
+    "reduce_scatter_single",
+}
+
+
 class Rehearsal:
     """Execution of the trials that check the script's loss, on this rank.
 
@@ -527,6 +540,9 @@ class Rehearsal:
     gate call. `on_step` is called when an optimiser is about to step in a trial; the step has no
     effect. `on_backward` is called after each backward pass of the loop in a trial.
     """
+
+    # Names of the methods of process groups that `_comparing` replaces in a trial.
+    _intercepted: ClassVar[set[str]] = _SHAPED
 
     def __init__(
         self,
@@ -897,7 +913,8 @@ class Rehearsal:
         would wait forever for a rank that does not call the collective.
         """
         kept = {
-            name: vars(dist.ProcessGroup)[name] for name in _SHAPED & vars(dist.ProcessGroup).keys()
+            name: vars(dist.ProcessGroup)[name]
+            for name in self._intercepted & vars(dist.ProcessGroup).keys()
         }
         for name, method in kept.items():
             setattr(dist.ProcessGroup, name, self._comparing(name, method))
@@ -941,18 +958,6 @@ def _awaited(store: Store, key: str, ended: str) -> str:
             return store.get(key).decode() if store.check([key]) else "none"
         time.sleep(0.001)
     return store.get(key).decode()
-
-
-_SHAPED = {
-    "_allgather_base",
-    "_reduce_scatter_base",
-    "all_gather_single",
-    "allgather",
-    "allreduce",
-    "broadcast",
-    "reduce_scatter",
-    "reduce_scatter_single",
-}
 
 
 def _shapes(value: Any) -> str:

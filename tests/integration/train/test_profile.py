@@ -78,6 +78,10 @@ UNPROFILED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "ranks wait for each other before the gradients, in allreduce": (("in loop",), {}),
     "rank 0: ranks wait for each other before the gradients, in allreduce": (("in model",), {}),
     "before the gradients, in allreduce": (("sync",), {}),
+    # The ranks have different numbers of passes here, so they would wait forever.
+    "before the gradients, in barrier": (("barrier",), {"limits": [8, 12]}),
+    "before the gradients, in all_reduce": (("functional",), {}),
+    "a plain DistributedDataParallel": (("plain",), {}),
     "RuntimeError: shape '[8, -1]' is invalid": (("fixed",), {}),
     "a compiled model compiles for each number of samples": (("compiled",), {}),
     "prove=False is set": ((), {"prove": False}),
