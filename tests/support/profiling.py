@@ -196,13 +196,13 @@ def begin(*parts: str, steps: int = 1, **options: Any) -> Begun:
         begun.before = state_of(model, optimizer)
         if "called" in parts:
             run.profile(lambda n: model(loader.typical(n)[1]).mean().backward())
-        begin_epoch = run._loop.begin_epoch
+        connect = run._loop._connect
 
-        def begin_next(lookahead: int) -> bool:
+        def connect_next() -> None:
             begun.inside = state_of(model, optimizer)
-            return begin_epoch(lookahead)
+            connect()
 
-        run._loop.begin_epoch = begin_next  # type: ignore[method-assign]
+        run._loop._connect = connect_next  # type: ignore[method-assign]
         for indices, x, y in loader:
             optimizer.zero_grad()
             loss = model(x).flatten().sub(y.flatten()).square().mean()
@@ -228,3 +228,53 @@ def begin(*parts: str, steps: int = 1, **options: Any) -> Begun:
 
 def begin_each(cases: list[tuple[tuple[str, ...], dict[str, Any]]]) -> list[Begun]:
     return [begin(*parts, **options) for parts, options in cases]
+
+
+class Narrow(nn.Module):
+    """A network for which memory runs out on rank 1 with over four samples, before training."""
+
+    def __init__(self, run: paceline.Session) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.head, self.run = nn.Linear(WIDTH, 1), run
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 4 and dist.get_rank() == 1 and not self.run._loop.begun:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        made: Tensor = self.head(x)
+        return made
+
+
+def narrow(*, fits: bool) -> Begun:
+    """Train two steps of a run with a low limit and a loss that does or does not fit."""
+    said, begun = io.StringIO(), Begun()
+    with contextlib.redirect_stderr(said):
+        run = paceline.Session(Sized(48), global_batch=16)
+        loader, model = run.loader(), run.wrap(Narrow(run))
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for indices, x, y in loader:
+            optimizer.zero_grad()
+            error = (model(x).flatten() - y.flatten()).square()
+            (error.mean() if fits else error.sum()).backward()
+            optimizer.step()
+            begun.samples.append(indices.tolist())
+            if len(begun.samples) == 2:
+                break
+        begun.limits = run._loop.context.limits.samples
+        run.close()
+    begun.said = said.getvalue()
+    return begun
+
+
+def without_steps(*, asked: bool) -> list[str]:
+    """The steps and the log of a run that was asked to end, or whose only epoch is done."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        run = paceline.Session(Sized(48), global_batch=16)
+        run.wrap(network())
+        if asked:
+            run._loop.ask_to_end()
+        run._loop.progress.epoch_is_done = not asked
+        steps = sum(1 for _ in run.loader())
+        run.close()
+    return [str(steps), said.getvalue()]

@@ -595,7 +595,7 @@ class Rehearsal:
             if startup.leads:
                 store.set(self._key("order"), msgspec.msgpack.encode(order))  # type: ignore[arg-type]
             else:
-                with self._waiting():
+                with self._state.waiting_in_trials():
                     order = msgspec.msgpack.decode(store.get(self._key("order")), type=_NextTrial)
             if order.trial is None:
                 self.answer = order.answer
@@ -630,17 +630,9 @@ class Rehearsal:
         self._state.startup.store.set(key, msgspec.msgpack.encode(outcome))  # type: ignore[arg-type]
 
     def _outcome(self, rank: int) -> Outcome:
-        with self._waiting():
+        with self._state.waiting_in_trials():
             stored = self._state.startup.store.get(self._key(str(rank)))
         return msgspec.msgpack.decode(stored, type=Outcome)
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        self._state.waits_in_proof = True
-        try:
-            yield
-        finally:
-            self._state.waits_in_proof = False
 
     def _prepared(self) -> Judge:
         context, startup = self._state.context, self._state.startup
@@ -937,7 +929,7 @@ class Rehearsal:
         self._collectives += 1
         keys = [self._key(f"collective/{number}/{rank}") for rank in range(startup.world)]
         startup.store.set(keys[startup.rank], f"{name.strip('_')} of {shapes}")
-        with self._waiting():
+        with self._state.waiting_in_trials():
             words = [
                 _awaited(startup.store, key, self._key(str(rank))) for rank, key in enumerate(keys)
             ]

@@ -6,8 +6,8 @@ them (paper LBB, Alg. 1). The samples are the data set's own, of typical sizes, 
 computes alone: a loop that calls a collective before its gradients has no profile.
 
 Afterwards model, buffers, gradients and random numbers are as before, and no optimiser has stepped.
-The profile ends at twice an equal share of a step, so it takes each rank about as long as twelve
-such shares. It has no size that would probably end later than `MOST_S` seconds after its start.
+The largest batch is twice an equal share of a step (`paceline.core.trials`), so the samples of all
+passes together are 12 to 18 equal shares. A rank spends at most about `MOST_S` seconds on them.
 """
 
 from __future__ import annotations
@@ -37,22 +37,15 @@ if TYPE_CHECKING:
 MOST_S = 60.0
 # Methods of a process group in which ranks wait for each other.
 _COMMUNICATING = {
-    *("_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_gather_single_coalesced"),
-    *("all_to_all_single", "allgather", "allgather_coalesced", "allgather_into_tensor_coalesced"),
-    *("allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "barrier", "broadcast"),
-    *("gather", "merge_remote_group", "monitored_barrier", "recv", "recv_anysource", "reduce"),
-    *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    *("_allgather_base", "_reduce_scatter_base", "allgather", "allreduce", "alltoall", "barrier"),
+    *("all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "alltoall_base"),
+    *("allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce_coalesced"),
+    *("broadcast", "gather", "merge_remote_group", "monitored_barrier", "recv", "recv_anysource"),
+    *("reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
     *("reduce_scatter_tensor_coalesced", "scatter", "send", "split_group"),
 }
 # Namespaces of the operators in which the same methods end if they are called from C++.
 _OPERATORS = {"c10d", "_c10d_functional", "_c10d_functional_autograd"}
-
-
-def most_samples(context: RunContext, rank: int, world: int) -> int:
-    """Return the largest number of samples to time on a rank: twice an equal share of a step."""
-    batch, limits = context.terms.global_batch, context.limits.samples
-    most = min(batch, 2 * -(-batch // world))
-    return min(most, limits[rank]) if limits else most
 
 
 def reason(context: RunContext, lanes: object, models: list[Any]) -> str:
@@ -67,6 +60,7 @@ def reason(context: RunContext, lanes: object, models: list[Any]) -> str:
         (context.reader is not None, "the data is a stream, whose samples have no index"),
         (context.data is not None, "each node stores only its own samples"),
         (context.terms.shapes.samples > 1, "shapes allows only some numbers of samples"),
+        (0 in context.limits.samples, "limits leave a rank without samples"),
         (not models, "no model is wrapped"),
         (
             not all(isinstance(model, WeightedDDP) for model in models),
@@ -116,7 +110,7 @@ class TimedTrials(Rehearsal):
             held.callback(hook.remove)
             # Only the first pass, which is not timed, because this mode makes each operator slower.
             if self._is_first:
-                held.enter_context(_NoCollectives())
+                held.enter_context(_NoCollectives())  # type: ignore[no-untyped-call]
                 self._is_first = False
             self._state.context.device.finish()
             began = time.perf_counter()
@@ -147,7 +141,7 @@ class TimedTrials(Rehearsal):
         return refusing
 
 
-class _NoCollectives(TorchDispatchMode):
+class _NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Mode that refuses collectives which are called from C++, such as functional collectives."""
 
     def __torch_dispatch__(
@@ -165,7 +159,8 @@ def _ranks_of(args: tuple[Any, ...]) -> int:
             return dist.ProcessGroup.unbox(each).size()
     # Functional collectives name their group in the last argument.
     if args and isinstance(args[-1], str):
-        return dist.distributed_c10d._resolve_process_group(args[-1]).size()
+        group: Any = dist.distributed_c10d._resolve_process_group(args[-1])  # type: ignore[attr-defined,arg-type]
+        return int(group.size())
     return 0
 
 

@@ -334,7 +334,8 @@ def make(parameters: LbbParameters) -> Policy:
     )
     predictor = predictor_of(parameters.regressor, parameters.window)
     made = counts.policy("lbb", allocator, parameters)
-    return dataclasses.replace(made, predictor=predictor)
+    profiles = parameters.profile == "auto"
+    return dataclasses.replace(made, predictor=predictor, profiles=profiles)
 
 
 preset = Preset(
