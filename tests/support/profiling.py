@@ -266,6 +266,27 @@ def narrow(*, fits: bool) -> Begun:
     return begun
 
 
+def first_planned() -> tuple[list[list[tuple[int, float]]], list[int]]:
+    """The profiles of all ranks, and this rank's number of samples up to the first plan."""
+    run = paceline.Session(Sized(480), global_batch=16)
+    loader, model = run.loader(), run.wrap(network())
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    counts: list[int] = []
+    for _ in range(20):
+        for _, x, y in loader:
+            optimizer.zero_grad()
+            mse_loss(model(x), y).backward()
+            optimizer.step()
+            counts.append(len(x))
+            if counts[-1] != 8:
+                break
+        if counts[-1] != 8:
+            break
+    profiles = [each.times for each in run._loop.findings.profiles]
+    run.close()
+    return profiles, counts
+
+
 def without_steps(*, asked: bool) -> list[str]:
     """The steps and the log of a run that was asked to end, or whose only epoch is done."""
     said = io.StringIO()

@@ -5,9 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from paceline.policies.presets.lbb import Cubic, fit_profile
+from paceline.policies.solve.minmax import minmax
 from support import profiling
 from support.ranks import RankError, Ranks
 
@@ -172,3 +175,16 @@ def test_a_run_without_steps_is_not_profiled(ranks: Ranks) -> None:
         assert (steps, said.count("profile")) == ("0", 0)
     _, said = ranks.run(partial(profiling.without_steps, asked=True), env=env)[0]
     assert "without a profile of the ranks, because rank 0: the run was asked to end" in said
+
+
+@pytest.mark.ranks
+def test_the_first_planned_counts_follow_the_profile(ranks: Ranks) -> None:
+    """Equal steps, which the leader has divided before the first plan, do not count."""
+    emulate = '{"a_s": [0.001, 0.005], "b_s": [0.004, 0.004]}'
+    env = {"PACELINE_EMULATE": emulate, "PACELINE_POLICY": "lbb"}
+    (profiles, first), (_, second) = ranks.run(profiling.first_planned, env=env)
+    cubic = Cubic(np.array([fit_profile(each) for each in profiles]))
+    wanted = minmax(cubic, 16, np.array([16, 16])).tolist()
+    assert wanted[0] > 11
+    assert [first[-1], second[-1]] == wanted
+    assert set(first[:-1]) == {8}, "the leader divides the steps before the first plan"
