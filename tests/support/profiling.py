@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from paceline.core.errors import PacelineError
@@ -190,21 +192,28 @@ def begin(*parts: str, steps: int = 1, **options: Any) -> Begun:
         if "compiled" in parts:
             model.compile(backend="eager")
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+        plain: Any = DistributedDataParallel(nn.Linear(WIDTH, 1)) if "plain" in parts else None
         begun.before = state_of(model, optimizer)
         if "called" in parts:
             run.profile(lambda n: model(loader.typical(n)[1]).mean().backward())
-        begin_epoch = run._loop.begin_epoch
+        connect = run._loop._connect
 
-        def begin_next(lookahead: int) -> bool:
+        def connect_next() -> None:
             begun.inside = state_of(model, optimizer)
-            return begin_epoch(lookahead)
+            connect()
 
-        run._loop.begin_epoch = begin_next  # type: ignore[method-assign]
+        run._loop._connect = connect_next  # type: ignore[method-assign]
         for indices, x, y in loader:
             optimizer.zero_grad()
             loss = model(x).flatten().sub(y.flatten()).square().mean()
             if "in loop" in parts:
                 dist.all_reduce(loss.detach().clone())
+            if "barrier" in parts:
+                dist.barrier()
+            if "functional" in parts:
+                loss = loss + functional.all_reduce(loss.detach(), "sum", dist.group.WORLD)
+            if "plain" in parts:
+                loss = loss + plain(x).mean()
             loss.backward()
             optimizer.step()
             begun.samples.append(indices.tolist() if run.batch.samples else [])
@@ -219,3 +228,74 @@ def begin(*parts: str, steps: int = 1, **options: Any) -> Begun:
 
 def begin_each(cases: list[tuple[tuple[str, ...], dict[str, Any]]]) -> list[Begun]:
     return [begin(*parts, **options) for parts, options in cases]
+
+
+class Narrow(nn.Module):
+    """A network for which memory runs out on rank 1 with over four samples, before training."""
+
+    def __init__(self, run: paceline.Session) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.head, self.run = nn.Linear(WIDTH, 1), run
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 4 and dist.get_rank() == 1 and not self.run._loop.begun:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        made: Tensor = self.head(x)
+        return made
+
+
+def narrow(*, fits: bool) -> Begun:
+    """Train two steps of a run with a low limit and a loss that does or does not fit."""
+    said, begun = io.StringIO(), Begun()
+    with contextlib.redirect_stderr(said):
+        run = paceline.Session(Sized(48), global_batch=16)
+        loader, model = run.loader(), run.wrap(Narrow(run))
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for indices, x, y in loader:
+            optimizer.zero_grad()
+            error = (model(x).flatten() - y.flatten()).square()
+            (error.mean() if fits else error.sum()).backward()
+            optimizer.step()
+            begun.samples.append(indices.tolist())
+            if len(begun.samples) == 2:
+                break
+        begun.limits = run._loop.context.limits.samples
+        run.close()
+    begun.said = said.getvalue()
+    return begun
+
+
+def first_planned() -> tuple[list[list[tuple[int, float]]], list[int]]:
+    """The profiles of all ranks, and this rank's number of samples up to the first plan."""
+    run = paceline.Session(Sized(480), global_batch=16)
+    loader, model = run.loader(), run.wrap(network())
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    counts: list[int] = []
+    for _ in range(20):
+        for _, x, y in loader:
+            optimizer.zero_grad()
+            mse_loss(model(x), y).backward()
+            optimizer.step()
+            counts.append(len(x))
+            if counts[-1] != 8:
+                break
+        if counts[-1] != 8:
+            break
+    profiles = [each.times for each in run._loop.findings.profiles]
+    run.close()
+    return profiles, counts
+
+
+def without_steps(*, asked: bool) -> list[str]:
+    """The steps and the log of a run that was asked to end, or whose only epoch is done."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        run = paceline.Session(Sized(48), global_batch=16)
+        run.wrap(network())
+        if asked:
+            run._loop.ask_to_end()
+        run._loop.progress.epoch_is_done = not asked
+        steps = sum(1 for _ in run.loader())
+        run.close()
+    return [str(steps), said.getvalue()]

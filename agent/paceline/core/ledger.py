@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -113,6 +113,10 @@ class Ledger:
     def used(self) -> Ints:
         """Return the samples used so far, ascending."""
         return np.flatnonzero(~self._unused)
+
+    def ignore_limits(self) -> None:
+        """Plan the following steps as if ranks had no limits."""
+        self._rules = replace(self._rules, limits=None)
 
     def use(self, indices: Ints) -> None:
         """Mark samples as used."""

@@ -99,6 +99,8 @@ class History:
         self._shares: Floats = np.empty(0)
         # The policy version that planned last, and the state that its last segment contains.
         self._memory: tuple[int, dict[str, Any]] = (-1, {})
+        # True if a policy has planned a segment of the run.
+        self._follows_plan = before is not None
         # True if the policy's state was forgotten after the last plan; becomes the `Plan.anew` of
         # the next plan.
         self.anew = False
@@ -153,6 +155,7 @@ class History:
             drop_last=hello.drop_last,
             limits=np.array(hello.limits) if hello.limits else None,
             profiles=self._profiles,
+            follows_plan=self._follows_plan,
             memory=self.memory(version),
             nodes=self.nodes,
             uneven_steps=hello.uneven_steps,
@@ -264,7 +267,7 @@ class History:
         if plan.source in PLANNED:
             self.feedback = plan.feedback
             self._memory, self._before = (plan.version, plan.memory), None
-            self.anew = False
+            self.anew, self._follows_plan = False, True
         self.seq = plan.seq + 1
         self.step = plan.first_step + plan.steps
         if plan.epoch_end:
@@ -305,6 +308,7 @@ class History:
         if planned is not None:
             self.feedback = planned.feedback
             self._memory, self._before = (planned.version, planned.memory), None
+            self._follows_plan = True
         self._moves, self._moves_for = (None, (-1, -1)) if moves is None else moves
         self._placement = self._order = self._shuffled_for = None
         self._shuffled_seq = -1

@@ -74,4 +74,8 @@ class PolicyInForce:
     @property
     def profiles(self) -> bool:
         """True if the ranks of a run that begins with this policy are profiled before training."""
-        return self.name == "lbb" and self.parameters.get("profile", "auto") == "auto"
+        try:
+            return policies.make(self.name, self.parameters).profiles
+        # Only the control plane has this policy.
+        except ValueError:
+            return False

@@ -213,6 +213,9 @@ class Policy:
     # True if the policy sets the ranks' numbers of CPU threads. A what-if cannot simulate a switch
     # to such a policy, because telemetry does not show the effect of threads.
     threads: bool = False
+    # True if the ranks of a run that begins with the policy are profiled before the first step, if
+    # the script allows it; see `Problem.profiles`.
+    profiles: bool = False
     criteria: Criteria = Criteria()
 
     @property

@@ -130,6 +130,15 @@ class StepTable:
     def __len__(self) -> int:
         return len(self.step)
 
+    def large(self, global_batch: int) -> StepTable:
+        """Return the table of the steps with at least half of a global batch.
+
+        An epoch's last step can be smaller. Its time is mostly overhead, and its whole counts are
+        far from the proportions of a full step's.
+        """
+        large = 2 * self.samples.sum(axis=1) >= global_batch
+        return StepTable(*(values[large] for values in vars(self).values()))
+
     def newest(self) -> StepTable:
         """Return the table of the newest step; the table must not be empty."""
         return StepTable(*(values[-1:] for values in vars(self).values()))
@@ -286,6 +295,9 @@ class Problem:
     # Result of the profiling phase before training, for each worker: pairs of a number of samples
     # and the time in seconds that the worker takes for this number.
     profiles: list[list[tuple[int, float]]] = field(default_factory=list)  # [W]
+    # True if a policy has planned an earlier segment of the run. False: the ranks have not trained
+    # yet, or the leader has divided steps without a plan.
+    follows_plan: bool = False
     # `Plan.memory` of the last segment.
     memory: Mapping[str, Any] = field(default_factory=dict)
     # Index of each rank's node; None: one node, or unknown.

@@ -10,6 +10,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
+from functools import partial
+from types import FrameType
 from typing import Any, NoReturn, SupportsIndex
 
 import torch
@@ -196,9 +198,7 @@ class Loader:
 
     def __iter__(self) -> Generator[Any]:
         loop = self._loop
-        if not loop.begun:
-            replay.profile_first(loop, self, sys._getframe(1))
-        if not loop.begin_epoch(self.lookahead):
+        if not loop.begin_epoch(self.lookahead, partial(self._profile, sys._getframe(1))):
             return
         self._typical = None
         self._turns.clear()
@@ -242,6 +242,11 @@ class Loader:
                 loop.end_step(step)
         finally:
             loop.end_epoch(ran_out)
+
+    def _profile(self, frame: FrameType) -> None:
+        # `paceline doctor` checks the loss itself, after which it ends the script.
+        if self.proves or not self._loop.context.prove:
+            replay.profile_first(self._loop, self, frame)
 
     def _body(self, step: LocalStep, turn: LocalStep, batch: Any, data_s: float) -> Iterator[Any]:
         """Yield the batch to one iteration of the script's loop, if this rank trains the batch."""

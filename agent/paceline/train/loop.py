@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch.distributed import DistError
 
@@ -102,8 +102,11 @@ class Loop(TrainingState):
         for disconnect in self.on.disconnect:
             disconnect()
 
-    def begin_epoch(self, lookahead: int) -> bool:
-        """Begin the next epoch; return True if it has steps."""
+    def begin_epoch(self, lookahead: int, profile: Callable[[], None]) -> bool:
+        """Begin the next epoch; return True if it has steps.
+
+        `profile` is called before the first epoch that has steps.
+        """
         self.refuse_closed()
         for before_epoch in self.on.before_epoch:
             before_epoch()
@@ -114,6 +117,7 @@ class Loop(TrainingState):
             return False
         self.findings.lookahead = lookahead
         if self.wiring is None:
+            profile()
             self._connect()
         self.progress.enter_epoch()
         self._ran_out = False

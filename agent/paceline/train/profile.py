@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import statistics
+import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -19,19 +22,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import psutil
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.core.errors import PacelineError
 from paceline.core.terms import whole
+from paceline.core.trials import TIMINGS, trial_sizes
 
 if TYPE_CHECKING:
     from paceline.train.fsdp.model import Wrapped
     from paceline.train.startup import Startup
 
-# Number of timings of each batch size, whose median is used.
-_TIMINGS = 3
 _MEMORY_RAN_OUT = ("out of memory", "not enough memory", "defaultcpuallocator", "alloc_failed")
 
 Floats = npt.NDArray[np.float64]
@@ -41,6 +44,8 @@ Finish = Callable[[], None]
 Hold = Callable[[int, float], None]
 # Function that computes a batch of a number of samples, and returns the seconds it took.
 TimeBatch = Callable[[int], float]
+# Function from the last and the next number of samples to True if the next one fits into memory.
+HasRoom = Callable[[int, int], bool]
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -61,39 +66,90 @@ def measure(run_batch: Callable[[int], object], most: int, finish: Finish, hold:
     return measure_with(partial(_timed, run_batch, finish, hold), most)
 
 
-def measure_with(time_batch: TimeBatch, most: int, most_s: float = math.inf) -> Profile:
+def measure_with(
+    time_batch: TimeBatch,
+    most: int,
+    *,
+    share: int = 0,
+    most_s: float = math.inf,
+    has_room: HasRoom = lambda _last, _following: True,
+) -> Profile:
     """Return the profile of 2, 4, 8, … and `most` samples, until memory or time runs out.
 
-    No size is begun whose timings would probably end after `most_s` seconds. A PacelineError means
-    that memory ran out at the first batch. Other errors of `time_batch` are raised unchanged.
+    If memory runs out at a size above `share`, that number of samples is tried as well. The profile
+    ends before a size that would probably be done more than `most_s` seconds after the start,
+    reading included, or for which `has_room` is False. It also ends after a pass that is done later
+    than that. So it may have no times. A PacelineError means that memory ran out at the first
+    batch. Other errors of `time_batch` are raised unchanged.
     """
-    sizes = [min(2**k, most) for k in range(1, max(most - 1, 1).bit_length() + 1)]
-    times: list[tuple[int, float]] = []
-    began = time.perf_counter()
-    for samples in sizes:
+    sizes, times = deque(trial_sizes(most)), list[tuple[int, float]]()
+    began, ran_out, expected_s = time.perf_counter(), False, 0.0
+    while sizes:
+        samples, started = sizes.popleft(), time.perf_counter()
         if times:
-            last, time_s = times[-1]
-            expected_s = _TIMINGS * time_s * samples / last
-            if time.perf_counter() - began + expected_s > most_s:
+            last, _ = times[-1]
+            if started - began + expected_s * samples / last > most_s:
                 break
+            if not has_room(last, samples):
+                break
+        passes: list[float] = []
         try:
-            if not times:
-                # The first pass is not timed, because it allocates, compiles and warms up.
-                time_batch(samples)
-            several = [time_batch(samples) for _ in range(_TIMINGS)]
+            # The first pass of all is not timed, because it allocates, compiles and warms up.
+            for _ in range(TIMINGS if times else TIMINGS + 1):
+                if time.perf_counter() - began > most_s:
+                    break
+                passes.append(time_batch(samples))
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
         else:
-            times.append((samples, statistics.median(several)))
+            if len(passes) < TIMINGS:
+                break
+            time_s = statistics.median(passes[-TIMINGS:])
+            reading_s = time.perf_counter() - started - sum(passes)
+            times.append((samples, time_s))
+            # Time of the passes of this size, without the first pass of all.
+            expected_s = reading_s + TIMINGS * time_s
             continue
         # Empty the cache only after the exception handler, in which the traceback would still refer
         # to the batch.
         torch.cuda.empty_cache()
         if not times:
             raise PacelineError(f"profile: memory ran out at the first batch, of {samples} samples")
-        return Profile(times, times[-1][0])
-    return Profile(times)
+        ran_out = True
+        sizes = deque([share] if times[-1][0] < share < samples else [])
+    return Profile(times, times[-1][0] if ran_out else None)
+
+
+class FreeMemory:
+    """Estimate of whether trial batches fit into the machine's main memory.
+
+    On Linux an allocation succeeds even if the machine has too little memory, and the kernel then
+    ends a process. `ranks` is the number of ranks on the machine, which share the memory.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._free = psutil.virtual_memory().available / ranks
+        self._used, self._peak = psutil.Process().memory_info().rss, _peak_bytes()
+        # True once a size did not fit.
+        self.is_short = False
+
+    def has_room(self, last: int, following: int) -> bool:
+        """Return True if a batch of `following` samples probably fits after one of `last` samples.
+
+        The memory by which the process has grown in the trials counts as proportional to the number
+        of samples. A process that was larger before the trials than in them counts as not grown.
+        """
+        peak = _peak_bytes()
+        grown = peak - self._used if peak > self._peak else 0
+        self.is_short = grown * following / last > self._free
+        return not self.is_short
+
+
+def _peak_bytes() -> int:
+    """Return the most memory that this process has had, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _timed(run_batch: Callable[[int], object], finish: Finish, hold: Hold, samples: int) -> float:

@@ -520,6 +520,19 @@ class Loading(Protocol):
         """Return a batch of samples."""
 
 
+# Collectives whose shapes must be equal on all ranks.
+_SHAPED = {
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "reduce_scatter",
+    "reduce_scatter_single",
+}
+
+
 class Rehearsal:
     """Execution of the trials that check the script's loss, on this rank.
 
@@ -527,6 +540,9 @@ class Rehearsal:
     gate call. `on_step` is called when an optimiser is about to step in a trial; the step has no
     effect. `on_backward` is called after each backward pass of the loop in a trial.
     """
+
+    # Names of the methods of process groups that `_comparing` replaces in a trial.
+    _intercepted: ClassVar[set[str]] = _SHAPED
 
     def __init__(
         self,
@@ -579,7 +595,7 @@ class Rehearsal:
             if startup.leads:
                 store.set(self._key("order"), msgspec.msgpack.encode(order))  # type: ignore[arg-type]
             else:
-                with self._waiting():
+                with self._state.waiting_in_trials():
                     order = msgspec.msgpack.decode(store.get(self._key("order")), type=_NextTrial)
             if order.trial is None:
                 self.answer = order.answer
@@ -614,17 +630,9 @@ class Rehearsal:
         self._state.startup.store.set(key, msgspec.msgpack.encode(outcome))  # type: ignore[arg-type]
 
     def _outcome(self, rank: int) -> Outcome:
-        with self._waiting():
+        with self._state.waiting_in_trials():
             stored = self._state.startup.store.get(self._key(str(rank)))
         return msgspec.msgpack.decode(stored, type=Outcome)
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        self._state.waits_in_proof = True
-        try:
-            yield
-        finally:
-            self._state.waits_in_proof = False
 
     def _prepared(self) -> Judge:
         context, startup = self._state.context, self._state.startup
@@ -897,7 +905,8 @@ class Rehearsal:
         would wait forever for a rank that does not call the collective.
         """
         kept = {
-            name: vars(dist.ProcessGroup)[name] for name in _SHAPED & vars(dist.ProcessGroup).keys()
+            name: vars(dist.ProcessGroup)[name]
+            for name in self._intercepted & vars(dist.ProcessGroup).keys()
         }
         for name, method in kept.items():
             setattr(dist.ProcessGroup, name, self._comparing(name, method))
@@ -920,7 +929,7 @@ class Rehearsal:
         self._collectives += 1
         keys = [self._key(f"collective/{number}/{rank}") for rank in range(startup.world)]
         startup.store.set(keys[startup.rank], f"{name.strip('_')} of {shapes}")
-        with self._waiting():
+        with self._state.waiting_in_trials():
             words = [
                 _awaited(startup.store, key, self._key(str(rank))) for rank, key in enumerate(keys)
             ]
@@ -941,18 +950,6 @@ def _awaited(store: Store, key: str, ended: str) -> str:
             return store.get(key).decode() if store.check([key]) else "none"
         time.sleep(0.001)
     return store.get(key).decode()
-
-
-_SHAPED = {
-    "_allgather_base",
-    "_reduce_scatter_base",
-    "all_gather_single",
-    "allgather",
-    "allreduce",
-    "broadcast",
-    "reduce_scatter",
-    "reduce_scatter_single",
-}
 
 
 def _shapes(value: Any) -> str:

@@ -26,6 +26,7 @@ import contextlib
 import ctypes
 import linecache
 import logging
+import os
 import random
 import sys
 import time
@@ -40,7 +41,9 @@ import torch
 from torch import nn
 
 from paceline.core.errors import PacelineError
+from paceline.core.trials import equal_share, most_samples
 from paceline.train.profile import (
+    FreeMemory,
     Outcome,
     Profile,
     exchange,
@@ -52,7 +55,7 @@ from paceline.train.profile import (
 )
 from paceline.train.proof import WRONG, Loading, NotProvableError, ProofResult, Rehearsal, unknown
 from paceline.train.stacks import is_users
-from paceline.train.timed_trials import MOST_S, TimedTrials, most_samples, reason
+from paceline.train.timed_trials import MOST_S, TimedTrials, reason
 
 if TYPE_CHECKING:
     from paceline.train.state import TrainingState
@@ -97,9 +100,10 @@ def prove_first(state: TrainingState, loader: Loading, frame: FrameType) -> None
     rank's limit is too low for equal local batches.
     """
     assert state.wiring is not None
-    startup, limits = state.startup, state.context.limits.of_parts
-    # Number of samples of the largest local batch if a step is split equally.
-    equal = -(-state.context.terms.global_batch // startup.world)
+    startup = state.startup
+    # Limits that only a profile has found must not end a run that would train without a profile.
+    limits = (state.findings.given_limits or state.context.limits).of_parts
+    equal = equal_share(state.context.terms.global_batch, startup.world)
     has_room = not limits or min(limits) >= equal
     planned = state.context.planned
     if startup.world == 1 or startup.lanes is not None or (has_room and not planned):
@@ -116,11 +120,12 @@ def prove_first(state: TrainingState, loader: Loading, frame: FrameType) -> None
         )
     logger.warning("all ranks train with equal local batches: %s %s", answer.why, answer.do)
     if state.wiring.leader is not None:
-        state.wiring.leader.keep_equal(f"{answer.why} {answer.do}")
+        profiled = state.findings.given_limits is not None
+        state.wiring.leader.keep_equal(f"{answer.why} {answer.do}", ignore_limits=profiled)
 
 
 def profile_first(state: TrainingState, loader: Loading, frame: FrameType) -> None:
-    """Profile the ranks before the first step, if the run begins under LBB; all ranks call it.
+    """Profile the ranks before the first step, if its policy asks for it; all ranks call it.
 
     If a rank cannot be profiled, no rank has a profile, and rank 0 writes the reason. `frame` is
     the frame that requests the loader's first batch.
@@ -133,7 +138,8 @@ def profile_first(state: TrainingState, loader: Loading, frame: FrameType) -> No
     profiles: list[Profile] = []
     if not (why := reason(context, startup.lanes, state.gate.models)):
         mine = _profiled(state, loader, frame)
-        outcomes = exchange(startup.store, startup.rank, startup.world, mine)
+        with state.waiting_in_trials():
+            outcomes = exchange(startup.store, startup.rank, startup.world, mine)
         profiles = [each.profile for each in outcomes if each.profile is not None]
         why = next((f"rank {r}: {each.error}" for r, each in enumerate(outcomes) if each.error), "")
     if not why:
@@ -141,22 +147,37 @@ def profile_first(state: TrainingState, loader: Loading, frame: FrameType) -> No
         try:
             found = limits_of(given.samples, profiles, batch, startup.world, given.micro_batches)
             state.context = replace(context, limits=found)
-            state.findings.profiles = profiles
+            state.findings.profiles, state.findings.given_limits = profiles, given
         except PacelineError as error:
             why = str(error)
     if startup.leads:
-        said = f"lbb begins without a profile of the ranks, because {why}"
+        said = f"{policy.name} begins without a profile of the ranks, because {why}"
         if not why:
-            most = max(count for each in profiles for count, _ in each.times)
-            said = f"lbb has profiled the ranks with batches of up to {most} samples"
+            said = f"{policy.name} has profiled {_listed(profiles, state.context.limits.samples)}"
         sys.stderr.write(f"paceline: {said}. That took {time.perf_counter() - began:.2f} s.\n")
+
+
+def _listed(profiles: list[Profile], limits: list[int]) -> str:
+    """Return the sizes that each rank has timed, and the ranks' limits."""
+    ranks: dict[str, list[str]] = {}
+    for rank, each in enumerate(profiles):
+        sizes = ", ".join(str(samples) for samples, _ in each.times)
+        limit = f" (limit {limits[rank]})" if limits else ""
+        ranks.setdefault(f"{sizes} samples{limit}", []).append(str(rank))
+    return "; ".join(
+        f"{'rank' if len(of) == 1 else 'ranks'} {', '.join(of)} with {words}"
+        for words, of in ranks.items()
+    )
 
 
 def _profiled(state: TrainingState, loader: Loading, frame: FrameType) -> Outcome:
     """Return this rank's profile, or the reason why it has none."""
+    # Only some ranks may have received the signal, so this rank must report to the others.
+    if state.asked_to_end:
+        return Outcome(None, "the run was asked to end")
     context, startup = state.context, state.startup
-    most = max(most_samples(context, rank, startup.world) for rank in range(startup.world))
-    typical = shared_typical(startup.store, startup.sizes, most)
+    batch, world, limits = context.terms.global_batch, startup.world, context.limits.samples
+    typical = shared_typical(startup.store, startup.sizes, most_samples(batch, world, None))
     hold = context.device.trial(
         state.progress.step + 1, shared_moments(startup.store, startup.sizes)
     )
@@ -167,12 +188,15 @@ def _profiled(state: TrainingState, loader: Loading, frame: FrameType) -> Outcom
     def time_batch(samples: int) -> float:
         return trials.time(spread(typical, samples), body.run_again, hold)
 
-    own = most_samples(context, startup.rank, startup.world)
-    share = min(own, -(-context.terms.global_batch // startup.world))
+    own = most_samples(batch, world, limits[startup.rank] if limits else None)
+    share = min(own, equal_share(batch, world))
+    memory = FreeMemory(int(os.environ.get("LOCAL_WORLD_SIZE", world)))
     try:
         body.find(frame, loader)
         with state.statistics.kept():
-            profile = measure_with(time_batch, own, MOST_S)
+            profile = measure_with(
+                time_batch, own, share=share, most_s=MOST_S, has_room=memory.has_room
+            )
     except NotProvableError as error:
         return Outcome(None, str(error))
     # The script's own code may raise any error on a batch of another size.
@@ -182,7 +206,9 @@ def _profiled(state: TrainingState, loader: Loading, frame: FrameType) -> Outcom
         body.forget()
         del frame
         _release_memory()
-    if profile.limit is None and profile.times[-1][0] < share:
+    if profile.limit is None and (not profile.times or profile.times[-1][0] < share):
+        if memory.is_short:
+            return Outcome(None, "an equal share of a step may need more than the free memory")
         return Outcome(None, f"an equal share of a step takes too long for {MOST_S:g} s of trials")
     return Outcome(profile)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from paceline.core.errors import PacelineError
 from paceline.train.batchnorm import RunningStatistics
@@ -47,7 +48,8 @@ class TrainingState:
         self.progress = TrainingProgress(context)
         self.findings = Findings()
         self.proofs = 0
-        self.waits_in_proof = False
+        # True while this rank waits for other ranks' trials, of a proof or of a profile.
+        self._waits_in_trials = False
         # The leader, follower and reporter of the rank; None before the loader's first iteration
         # and after `close`.
         self.wiring: Wiring | None = None
@@ -126,12 +128,21 @@ class TrainingState:
         planned = self.context.planned
         self.findings.devices = introduce(startup, device.described(), trial, may_try=planned)
 
+    @contextmanager
+    def waiting_in_trials(self) -> Iterator[None]:
+        """Show this rank as waiting for other ranks, whose trials are not over."""
+        self._waits_in_trials = True
+        try:
+            yield
+        finally:
+            self._waits_in_trials = False
+
     def activity(self) -> Activity:
         """Return the rank's current or last step, and its phase. Any thread may call this."""
         running, wiring, step = self.current.running, self.wiring, self.progress.step
         if self.saving:
             return step, Phase.CHECKPOINT
-        if self.waits_in_proof:
+        if self._waits_in_trials:
             return step + 1, Phase.SYNC
         if running is not None and (phase := running.phase) is not Phase.DATA:
             return running.step.step, phase

@@ -6,8 +6,8 @@ them (paper LBB, Alg. 1). The samples are the data set's own, of typical sizes, 
 computes alone: a loop that calls a collective before its gradients has no profile.
 
 Afterwards model, buffers, gradients and random numbers are as before, and no optimiser has stepped.
-The profile ends at twice an equal share of a step, so it takes each rank about as long as twelve
-such shares. It has no size that would probably end later than `MOST_S` seconds after its start.
+The largest batch is twice an equal share of a step (`paceline.core.trials`), so the samples of all
+passes together are 12 to 18 equal shares. A rank spends at most about `MOST_S` seconds on them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.core.terms import MEANS
 from paceline.train.compiling import is_compiled
@@ -30,13 +35,17 @@ if TYPE_CHECKING:
 
 # Longest time of a rank's profile, in seconds.
 MOST_S = 60.0
-
-
-def most_samples(context: RunContext, rank: int, world: int) -> int:
-    """Return the largest number of samples to time on a rank: twice an equal share of a step."""
-    batch, limits = context.terms.global_batch, context.limits.samples
-    most = min(batch, 2 * -(-batch // world))
-    return min(most, limits[rank]) if limits else most
+# Methods of a process group in which ranks wait for each other.
+_COMMUNICATING = {
+    *("_allgather_base", "_reduce_scatter_base", "allgather", "allreduce", "alltoall", "barrier"),
+    *("all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "alltoall_base"),
+    *("allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce_coalesced"),
+    *("broadcast", "gather", "merge_remote_group", "monitored_barrier", "recv", "recv_anysource"),
+    *("reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    *("reduce_scatter_tensor_coalesced", "scatter", "send", "split_group"),
+}
+# Namespaces of the operators in which the same methods end if they are called from C++.
+_OPERATORS = {"c10d", "_c10d_functional", "_c10d_functional_autograd"}
 
 
 def reason(context: RunContext, lanes: object, models: list[Any]) -> str:
@@ -51,6 +60,7 @@ def reason(context: RunContext, lanes: object, models: list[Any]) -> str:
         (context.reader is not None, "the data is a stream, whose samples have no index"),
         (context.data is not None, "each node stores only its own samples"),
         (context.terms.shapes.samples > 1, "shapes allows only some numbers of samples"),
+        (0 in context.limits.samples, "limits leave a rank without samples"),
         (not models, "no model is wrapped"),
         (
             not all(isinstance(model, WeightedDDP) for model in models),
@@ -72,10 +82,13 @@ def reason(context: RunContext, lanes: object, models: list[Any]) -> str:
 class TimedTrials(Rehearsal):
     """Execution of the loop's body on trial batches of this rank, with timing.
 
-    Unlike in the check of the loss, dropout and BatchNorm layers compute as in training.
+    Unlike in the check of the loss, dropout and BatchNorm layers compute as in training. Each rank
+    has its own number of passes, so a pass must not wait for another rank.
     """
 
+    _intercepted: ClassVar = _COMMUNICATING
     _ended = 0.0
+    _is_first = True
 
     def time(self, indices: list[int], run: Callable[[Any], object], hold: Hold) -> float:
         """Return the seconds in which `run` computes the gradients of a batch of these samples.
@@ -93,6 +106,12 @@ class TimedTrials(Rehearsal):
         with ExitStack() as held:
             for each in (self._random(), self._gradients(), self._step(trial)):
                 held.enter_context(each)
+            hook = register_module_forward_pre_hook(_refuse_ddp)
+            held.callback(hook.remove)
+            # Only the first pass, which is not timed, because this mode makes each operator slower.
+            if self._is_first:
+                held.enter_context(_NoCollectives())  # type: ignore[no-untyped-call]
+                self._is_first = False
             self._state.context.device.finish()
             began = time.perf_counter()
             run(batch)
@@ -115,10 +134,43 @@ class TimedTrials(Rehearsal):
 
     def _comparing(self, name: str, method: Any) -> Any:
         def refusing(group: Any, *args: Any, **kwargs: Any) -> Any:
-            if group.size() == 1:
-                return method(group, *args, **kwargs)
-            raise NotProvableError(
-                f"ranks wait for each other before the gradients, in {name.strip('_')}"
-            )
+            if group.size() > 1:
+                raise _waits(name)
+            return method(group, *args, **kwargs)
 
         return refusing
+
+
+class _NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Mode that refuses collectives which are called from C++, such as functional collectives."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.namespace in _OPERATORS and _ranks_of(args) > 1:
+            raise _waits(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def _ranks_of(args: tuple[Any, ...]) -> int:
+    """Return the number of ranks of the process group in an operator's arguments; 0: no group."""
+    for each in args:
+        if isinstance(each, torch.ScriptObject) and "ProcessGroup" in str(each._type()):
+            return dist.ProcessGroup.unbox(each).size()
+    # Functional collectives name their group in the last argument.
+    if args and isinstance(args[-1], str):
+        group: Any = dist.distributed_c10d._resolve_process_group(args[-1])  # type: ignore[attr-defined,arg-type]
+        return int(group.size())
+    return 0
+
+
+def _waits(name: str) -> NotProvableError:
+    return NotProvableError(f"ranks wait for each other before the gradients, in {name.strip('_')}")
+
+
+def _refuse_ddp(module: nn.Module, _inputs: Any) -> None:
+    if isinstance(module, DistributedDataParallel) and not isinstance(module, WeightedDDP):
+        raise NotProvableError(
+            "a model that session.wrap has not wrapped reduces its own gradients (a plain "
+            "DistributedDataParallel)"
+        )

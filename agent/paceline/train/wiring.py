@@ -29,7 +29,7 @@ from paceline.train.plan.leader import Leader
 from paceline.train.plan.local import LocalPlanner
 from paceline.train.plan.proposals import ControlStream, Proposals
 from paceline.train.plan_shard import LocalStep
-from paceline.train.profile import Profile
+from paceline.train.profile import Limits, Profile
 from paceline.train.report import Emitter, Reporter, RoundReporter
 from paceline.train.sink import Sink
 from paceline.train.startup import Startup
@@ -189,13 +189,15 @@ class Findings:
     `devices` and `profiles` have one entry for each rank, or are empty. `typical` are the indices
     of samples of typical sizes, by ascending size; empty before profiling. `epochs` is the number
     of epochs that the script trains, and `gradient_bytes` is the size of one rank's gradients; None
-    means unknown.
+    means unknown. `given_limits` are the limits before a profile that the script did not call for;
+    None: there was none.
     """
 
     lookahead: int = 0
     epochs: int | None = None
     devices: list[RankDevice] = field(default_factory=list)
     profiles: list[Profile] = field(default_factory=list)
+    given_limits: Limits | None = None
     typical: list[int] = field(default_factory=list)
     gradient_bytes: int | None = None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from paceline.core.cost import SUM, Cost, Features
 from paceline.core.emulation import Emulation, Slowdown
 from paceline.core.errors import InputError
 from paceline.core.terms import MEANS
+from paceline.core.trials import TIMINGS, most_samples, trial_sizes
 from paceline.planning.policy_in_force import PolicyInForce
 from paceline.policies.base import Floats
 from paceline.wire import Hello
@@ -171,8 +173,9 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     communication: Communication = Communication()
     # Number of samples that fit into a worker's memory, or one number per worker; None: no limit.
     limits: int | list[int] | None = None
-    # True if workers measure the times of trial batches of 2, 4, 8, … samples before training.
-    # None: they do if real ranks would, because the run begins with `lbb`.
+    # True if workers measure the times of trial batches of 2, 4, 8, … samples before training; the
+    # largest has twice an equal share of a step. None: they do if real ranks would, because the run
+    # begins with `lbb`.
     profile: bool | None = None
 
     @staticmethod
@@ -375,19 +378,26 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _profiles(self, devices: Emulation, size: float) -> list[list[tuple[int, float]]]:
-        """Return pairs (samples, seconds) of each worker's trial batches, [W]."""
-        room = np.array(self.memory_limits() or [self.global_batch] * self.workers)
-        trials: list[list[tuple[int, float]]] = [[] for _ in range(self.workers)]
-        calm = msgspec.structs.replace(devices, slowdowns=[], delay_s=(0.0, 0.0), noise=0.0)
-        count = 2
-        while (fits := count <= np.minimum(room, self.global_batch)).any():
-            n = np.full(self.workers, count)
-            batch = Features(n, n * size, n * size**2, np.full(self.workers, size))
-            for rank, time_s in enumerate(calm.compute_s(0, batch).tolist()):
-                if fits[rank]:
-                    trials[rank].append((count, time_s))
-            count *= 2
-        return trials
+        """Return pairs (samples, seconds) of each worker's trial batches, [W], as real ranks do.
+
+        Trials are not slowed down, and have other noise than the run's steps. Without room on some
+        worker there are no profiles.
+        """
+        world, room = self.workers, self.memory_limits() or [self.global_batch] * self.workers
+        if min(room) < 1:
+            return []
+        most = [most_samples(self.global_batch, world, limit) for limit in room]
+        trial = msgspec.structs.replace(devices, slowdowns=[], seed=devices.seed + 1)
+        passes, timed = count(), dict[int, Floats]()
+        for samples in sorted({n for each in most for n in trial_sizes(each)}):
+            n = np.full(world, samples)
+            batch = Features(n, n * size, n * size**2, np.full(world, size))
+            times = [trial.compute_s(next(passes), batch) for _ in range(TIMINGS)]
+            timed[samples] = np.median(times, axis=0)
+        return [
+            [(samples, float(timed[samples][rank])) for samples in trial_sizes(each)]
+            for rank, each in enumerate(most)
+        ]
 
     def _factors(self) -> list[float]:
         given = sum(part.workers if isinstance(part, Group) else 1 for part in self.devices.factors)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from paceline.policies.presets.lbb import Cubic, fit_profile
+from paceline.policies.solve.minmax import minmax
 from support import profiling
 from support.ranks import RankError, Ranks
 
@@ -78,9 +82,14 @@ UNPROFILED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "ranks wait for each other before the gradients, in allreduce": (("in loop",), {}),
     "rank 0: ranks wait for each other before the gradients, in allreduce": (("in model",), {}),
     "before the gradients, in allreduce": (("sync",), {}),
+    # The ranks have different numbers of passes here, so they would wait forever.
+    "before the gradients, in barrier": (("barrier",), {"limits": [8, 12]}),
+    "before the gradients, in all_reduce": (("functional",), {}),
+    "a plain DistributedDataParallel": (("plain",), {}),
     "RuntimeError: shape '[8, -1]' is invalid": (("fixed",), {}),
     "a compiled model compiles for each number of samples": (("compiled",), {}),
     "prove=False is set": ((), {"prove": False}),
+    "limits leave a rank without samples": ((), {"limits": [0, 16]}),
     "shapes allows only some numbers of samples": ((), {"shapes": 4}),
     "with token_budget batches have no fixed count": (
         (),
@@ -110,7 +119,8 @@ def test_a_run_that_begins_under_lbb_is_profiled_and_left_as_it_was(ranks: Ranks
         assert torch.equal(before["random"], inside["random"])
         assert begun.samples == plain.samples
         assert (plain.times, plain.said.count("profile")) == ([], 0)
-    assert "lbb has profiled the ranks with batches of up to 16 samples. That took" in every[0].said
+    said = "paceline: lbb has profiled ranks 0, 1 with 2, 4, 8, 16 samples. That took"
+    assert said in every[0].said
     assert every[1].said == ""
 
 
@@ -133,6 +143,8 @@ def test_a_profile_finds_where_memory_ends_and_keeps_to_limits(ranks: Ranks) -> 
     large, limited, called = ranks.run(profiling.begin_each, cases, env=env)[0]
     assert [[n for n, _ in times] for times in large.times] == [[2, 4, 8, 16], [2, 4, 8]]
     assert large.limits == [16, 8]
+    words = "rank 0 with 2, 4, 8, 16 samples (limit 16); rank 1 with 2, 4, 8 samples (limit 8)"
+    assert words in large.said
     assert [[n for n, _ in times] for times in limited.times] == [[2, 4, 8], [2, 4, 8, 12]]
     assert [n for n, _ in called.times[0]] == [2, 4, 8, 16]
     assert "profile" not in called.said, "the script's own profile is enough"
@@ -143,3 +155,36 @@ def test_other_policies_have_no_profile(ranks: Ranks) -> None:
     for policy in ("bsp", "dynamic-batching"):
         for begun in ranks.run(profiling.begin, env={"PACELINE_POLICY": policy}):
             assert (begun.times, begun.said.count("profile")) == ([], 0)
+
+
+@pytest.mark.ranks
+def test_a_low_limit_that_a_profile_found_ends_no_run(ranks: Ranks) -> None:
+    """With a loss that allows only equal batches, the run trains as it does without a profile."""
+    env = {"PACELINE_POLICY": "lbb"}
+    balanced = ranks.run(partial(profiling.narrow, fits=True), env=env)
+    assert [begun.limits for begun in balanced] == [[16, 4]] * 2
+    assert [[len(step) for step in begun.samples] for begun in balanced] == [[12, 12], [4, 4]]
+    for begun in ranks.run(partial(profiling.narrow, fits=False), env=env):
+        assert [len(step) for step in begun.samples] == [8, 8]
+
+
+@pytest.mark.ranks
+def test_a_run_without_steps_is_not_profiled(ranks: Ranks) -> None:
+    env = {"PACELINE_POLICY": "lbb"}
+    for steps, said in ranks.run(partial(profiling.without_steps, asked=False), env=env):
+        assert (steps, said.count("profile")) == ("0", 0)
+    _, said = ranks.run(partial(profiling.without_steps, asked=True), env=env)[0]
+    assert "without a profile of the ranks, because rank 0: the run was asked to end" in said
+
+
+@pytest.mark.ranks
+def test_the_first_planned_counts_follow_the_profile(ranks: Ranks) -> None:
+    """Equal steps, which the leader has divided before the first plan, do not count."""
+    emulate = '{"a_s": [0.001, 0.005], "b_s": [0.004, 0.004]}'
+    env = {"PACELINE_EMULATE": emulate, "PACELINE_POLICY": "lbb"}
+    (profiles, first), (_, second) = ranks.run(profiling.first_planned, env=env)
+    cubic = Cubic(np.array([fit_profile(each) for each in profiles]))
+    wanted = minmax(cubic, 16, np.array([16, 16])).tolist()
+    assert wanted[0] > 11
+    assert [first[-1], second[-1]] == wanted
+    assert set(first[:-1]) == {8}, "the leader divides the steps before the first plan"

@@ -12,12 +12,13 @@ import torch
 
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
+from paceline.core.trials import most_samples
 from paceline.planning.policy_in_force import PolicyInForce
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.plan_shard import LocalStep
 from paceline.train.profile import (
-    Limits,
+    FreeMemory,
     Profile,
     limits_of,
     listed_limits,
@@ -25,7 +26,6 @@ from paceline.train.profile import (
     measure_with,
     shared_typical,
 )
-from paceline.train.timed_trials import most_samples
 from support.contexts import run_context
 
 
@@ -241,26 +241,87 @@ def test_which_runs_begin_with_a_profile(
 
 
 def test_a_profile_by_default_ends_at_twice_an_equal_share() -> None:
-    context = run_context(Terms(100, 30, 0, False, "samples", 2))
-    assert [most_samples(context, rank, 4) for rank in range(4)] == [16] * 4
-    assert most_samples(context, 0, 1) == 30
-    limited = run_context(Terms(100, 30, 0, False, "samples", 2), limits=Limits([30, 9, 30, 30]))
-    assert [most_samples(limited, rank, 4) for rank in range(4)] == [16, 9, 16, 16]
+    assert most_samples(30, 4, None) == 16
+    assert most_samples(30, 1, None) == 30
+    assert [most_samples(30, 4, limit) for limit in (30, 9, 0)] == [16, 9, 0]
 
 
-def test_no_size_is_begun_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    clock = SimpleNamespace(perf_counter=lambda: now)
-    monkeypatch.setattr("paceline.train.profile.time", clock)
-    seen: list[int] = []
+class Clock:
+    """A device whose passes take a second for each sample, and which may read and warm up."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, reading_s: float, warmup_s: float) -> None:
+        self.now, self.warmup_s, self.reading_s = 0.0, warmup_s, reading_s
+        self.seen: list[int] = []
+        clock = SimpleNamespace(perf_counter=lambda: self.now)
+        patch.setattr("paceline.train.profile.time", clock)
+
+    def time_batch(self, samples: int) -> float:
+        if samples not in self.seen:
+            self.now += self.reading_s * samples
+        self.seen.append(samples)
+        took_s, self.warmup_s = samples + self.warmup_s, 0.0
+        self.now += took_s
+        return took_s
+
+
+@pytest.mark.parametrize(
+    ("reading_s", "warmup_s", "sizes", "ended_s"),
+    [
+        (0.0, 0.0, [2, 4, 8, 16], 92),  # 32 would end after 188 s
+        (3.0, 0.0, [2, 4, 8], 86),  # 16 would end after 182 s
+        (0.0, 40.0, [2, 4, 8], 84),
+        (0.0, 200.0, [], 202),  # as soon as the first pass is over
+        (200.0, 0.0, [], 402),
+    ],
+)
+def test_a_profile_ends_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+    reading_s: float,
+    warmup_s: float,
+    sizes: list[int],
+    ended_s: float,
+) -> None:
+    clock = Clock(monkeypatch, reading_s, warmup_s)
+    profile = measure_with(clock.time_batch, 64, most_s=100)
+    assert [samples for samples, _ in profile.times] == sizes
+    assert profile.limit is None
+    assert clock.now == ended_s
+
+
+@pytest.mark.parametrize(("fits", "limit", "sizes"), [(13, 12, [8, 12]), (11, 8, [8])])
+def test_where_memory_runs_out_an_equal_share_is_tried(
+    fits: int, limit: int, sizes: list[int]
+) -> None:
+    def time_batch(samples: int) -> float:
+        if samples > fits:
+            raise MemoryError
+        return 1.0
+
+    profile = measure_with(time_batch, 24, share=12)
+    assert profile.limit == limit
+    assert [samples for samples, _ in profile.times] == [2, 4, *sizes]
+
+
+def test_a_size_that_may_need_more_than_the_free_memory_is_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 100 bytes two ranks have 50 each; a sample takes 3 bytes."""
+    peak = 40
+    monkeypatch.setattr("paceline.train.profile._peak_bytes", lambda: peak)
+    monkeypatch.setattr(
+        "paceline.train.profile.psutil",
+        SimpleNamespace(
+            virtual_memory=lambda: SimpleNamespace(available=100),
+            Process=lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=30)),
+        ),
+    )
+    memory = FreeMemory(2)
 
     def time_batch(samples: int) -> float:
-        nonlocal now
-        now += samples
-        seen.append(samples)
-        return float(samples)
+        nonlocal peak
+        peak = max(peak, 30 + 3 * samples)
+        return 1.0
 
-    profile = measure_with(time_batch, 64, most_s=100)
-    assert profile.times == [(2, 2.0), (4, 4.0), (8, 8.0), (16, 16.0)]  # 32 would end after 188 s
-    assert sum(seen) <= 100
-    assert profile.limit is None
+    profile = measure_with(time_batch, 64, has_room=memory.has_room)
+    assert [samples for samples, _ in profile.times] == [2, 4, 8, 16]
+    assert (peak, memory.is_short, profile.limit) == (78, True, None)

@@ -65,10 +65,10 @@ class DynamicAllocator:
     The counts are then rescaled to the global batch and rounded. If all samples have one size, as
     in the paper, μ_k is the moving average of worker k's iteration times since the counts last
     changed. The average is the mean of these times until it covers 1 / `smoothing` steps; from then
-    on, the newest time has the weight `smoothing`. Steps with less than half of the samples (an
-    epoch's last step) are left out, and times of other steps with other counts (such as steps of
-    the previous policy) are scaled in proportion. If sizes differ, μ_k is the expected time of
-    worker k for typical samples (`counts.typical_s`).
+    on, the newest time has the weight `smoothing`. Steps with less than half of a global batch (an
+    epoch's last step) do not count. Times of other steps with other counts (such as steps of the
+    previous policy) are scaled in proportion. If sizes differ, μ_k is the expected time of worker k
+    for typical samples (`counts.typical_s`).
 
     The first counts are in proportion to `capacity` or, if it is empty, to the nominal speeds of
     the devices. Counts then change at most every `every_steps` steps, and only if some worker's
@@ -119,14 +119,11 @@ class DynamicAllocator:
 
     def _follow(self, memory: _BoundMemory, problem: Problem, feedback: Feedback) -> _BoundMemory:
         """Return the state with the times of the steps since the last call in its averages."""
-        rows = StepTable.of(feedback, problem.world, memory.next)
-        # Whole counts of a small step are far from the proportions of a full step's.
-        largest = feedback.by_step(problem.world).samples.sum(axis=1).max(initial=0)
-        large = 2 * rows.samples.sum(axis=1) >= largest
+        rows = StepTable.of(feedback, problem.world, memory.next).large(problem.global_batch)
         current, mean, steps = np.array(memory.counts), np.array(memory.mean_s), memory.steps
         for k in range(len(rows)):
             steps += 1
-            says = rows.usable[k] & (current > 0) & large[k]
+            says = rows.usable[k] & (current > 0)
             time_s = rows.compute_s[k] * current / np.maximum(rows.samples[k], 1)
             next_ = mean + max(self.smoothing, 1 / steps) * (time_s - mean)
             mean = np.where(says, np.where(mean > 0, next_, time_s), mean)

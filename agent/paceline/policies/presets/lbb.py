@@ -33,6 +33,8 @@ from paceline.policies.values import StepTable
 _TERM_SETS = [list(terms) for n in range(1, 5) for terms in combinations(range(4), n)]
 # Number of steps of the previous policy from which the first counts are computed.
 _BEGIN = 8
+# Least slope of a worker's rough model, as a fraction of its last slope or its profile's slope.
+_LEAST_SLOPE = 0.5
 
 
 class _LbbMemory(counts.Counted):
@@ -40,6 +42,8 @@ class _LbbMemory(counts.Counted):
     next: int
     # Slope of each worker's last rough model (`Line`), in seconds per sample; 0: unknown.
     slope: list[float]  # [W]
+    # True for each worker whose slope is of the last measured step, or of the profile.
+    measured: list[bool]  # [W]
     # Step since which each worker has had no samples; ignored for workers that have samples.
     idle: list[int]  # [W]
     # First step in which rapid tuning, which recomputes all counts, is allowed again.
@@ -76,6 +80,11 @@ class Cubic:
         time_s = (self.terms * powers(samples)).sum(axis=1)
         return np.where(samples > 0, time_s, 0.0)
 
+    def slope(self, problem: Problem) -> Floats:
+        """Return each worker's mean time per sample of an equal share, without a0, in s, [W]."""
+        share = max(1, problem.global_batch // problem.world)
+        return np.asarray((self.terms * powers(share))[:, 1:].sum(axis=1) / share)
+
 
 def powers(samples: Any) -> Floats:
     """Return 1, b, b² and b³ of each number of samples b, [..., 4]."""
@@ -107,16 +116,17 @@ def fit_profile(points: list[tuple[int, float]]) -> Floats:
 
 @dataclass(frozen=True)
 class LbbAllocator:
-    """LBB's coordinator (Alg. 2), which uses the straggler effect SE of the last steps.
+    """LBB's coordinator (Alg. 2), which uses the straggler effect SE of the newest step.
 
-    SE is the difference between the slowest and the fastest worker's time, ÷ the mean time. If SE
-    is below `fine_threshold` (FT), the counts do not change. If SE is between `fine_threshold` and
+    Steps with less than half of a global batch (an epoch's last step) do not count. SE is the
+    difference between the slowest and the fastest worker's time, ÷ the mean time. If SE is below
+    `fine_threshold` (FT), the counts do not change. If SE is between `fine_threshold` and
     `rapid_threshold` (RT), `step` samples move from the slowest worker to the fastest. (The paper
     takes ⌊step/2⌋ and gives ⌈step/2⌉, which changes the global batch.) If SE is larger, the
     allocator makes rough models of all workers and computes the counts with which the slowest
     worker ends first (Eq. 3, rapid tuning). In the next `window_steps` steps, there is no rapid
-    tuning. The first counts have the proportions of the previous policy's counts. Without a
-    previous policy, they solve Eq. 3 for the profiles, or are equal if there are no profiles.
+    tuning. If no policy has planned before, the first counts solve Eq. 3 for the profiles.
+    Otherwise, and without profiles, they have the proportions of the last steps' counts.
 
     If all samples have one size, as in the paper, a worker's time is its measured time. If sizes
     differ, it is the worker's expected time for typical samples (`counts.typical_s`).
@@ -137,27 +147,36 @@ class LbbAllocator:
         profiled = all(problem.profiles) and len(problem.profiles) == problem.world
         cubic = Cubic(np.array([fit_profile(p) for p in problem.profiles])) if profiled else None
         memory = counts.recall(problem, _LbbMemory) or _begin(problem, cubic, feedback)
-        rows = StepTable.of(feedback, problem.world, memory.next)
+        rows = StepTable.of(feedback, problem.world, memory.next).large(problem.global_batch)
         fixed = models.b if cubic is None else cubic.terms[:, 0]
         if len(rows):
+            newest = rows.newest()
             if counts.one_size(problem) or not models.known:
-                line = rough_models(rows.newest(), fixed, np.array(memory.slope))
+                before = np.array(memory.slope)
+                usual = before if cubic is None else np.minimum(before, cubic.slope(problem))
+                least = np.where(memory.measured, _LEAST_SLOPE * usual, 0.0)
+                line = rough_models(newest, fixed, before, least)
             else:
                 line = typical_models(models, fixed, np.array(memory.counts), problem.sizes)
-            memory = replace(memory, slope=line.slope.tolist(), next=int(rows.step[-1]) + 1)
-            memory = self._tune(memory, problem, line, rows)
+            memory = replace(
+                memory,
+                slope=line.slope.tolist(),
+                measured=newest.usable[0].tolist(),
+                next=int(newest.step[0]) + 1,
+            )
+            memory = self._tune(memory, problem, line, newest)
         return counts.allocation(self._retry(memory, problem))
 
     def _tune(
-        self, memory: _LbbMemory, problem: Problem, line: Line, rows: StepTable
+        self, memory: _LbbMemory, problem: Problem, line: Line, newest: StepTable
     ) -> _LbbMemory:
         """Return the state with new counts if the straggler effect is too large.
 
-        This is Alg. 2, lines 7–19. `rows` are the steps since the last call.
+        This is Alg. 2, lines 7–19. Workers that were measured in the step `newest` take part.
         """
         current = np.array(memory.counts)
         expected = line(current)
-        takes_part = (current > 0) & rows.usable.any(axis=0)
+        takes_part = (current > 0) & newest.usable[0]
         if not takes_part.any():
             return memory
         times = expected[takes_part]
@@ -206,22 +225,27 @@ class LbbAllocator:
 
 def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _LbbMemory:
     low, limits = counts.bounds(problem)
-    last = np.unique(feedback.step)[-_BEGIN:]
-    first = int(last[0]) if len(last) else 0
-    samples, _, _ = StepTable.of(feedback, problem.world, first).sums()
-    if samples.any():
-        start = counts.rounded(counts.spread(samples, problem.global_batch, low, limits))
-    elif cubic is not None:
-        start = minmax(cubic, problem.global_batch, limits)
-    else:
-        start = counts.equal(problem)
-    return _LbbMemory(
-        counts=start.tolist(),
-        next=first,
-        slope=[0.0] * problem.world,
-        idle=[problem.first_step] * problem.world,
+    world = problem.world
+    begun = _LbbMemory(
+        counts=[],
+        next=0,
+        slope=[0.0] * world,
+        measured=[False] * world,
+        idle=[problem.first_step] * world,
         calm_until=0,
     )
+    if cubic is not None:
+        begun = replace(begun, slope=cubic.slope(problem).tolist(), measured=[True] * world)
+        if not problem.follows_plan:
+            start = minmax(cubic, problem.global_batch, limits)
+            return replace(begun, counts=start.tolist(), next=problem.first_step)
+    last = np.unique(feedback.step)[-_BEGIN:]
+    first = int(last[0]) if len(last) else 0
+    samples, _, _ = StepTable.of(feedback, world, first).sums()
+    start = counts.equal(problem)
+    if samples.any():
+        start = counts.rounded(counts.spread(samples, problem.global_batch, low, limits))
+    return replace(begun, counts=start.tolist(), next=first)
 
 
 def _changed(memory: _LbbMemory, problem: Problem, chosen: Ints) -> _LbbMemory:
@@ -234,21 +258,24 @@ def _changed(memory: _LbbMemory, problem: Problem, chosen: Ints) -> _LbbMemory:
     )
 
 
-def rough_models(rows: StepTable, fixed: Floats, before: Floats) -> Line:
+def rough_models(rows: StepTable, fixed: Floats, before: Floats, least: Floats) -> Line:
     """Return rough models T_i(b) = (CT_i − a0_i) / CB_i · b + a0_i of the workers (Alg. 2, line 3).
 
     T_i(b) is the time of worker i for b samples. CB_i and CT_i are its mean number of samples and
     its mean time in `rows`. `fixed` is a0, the time in seconds that does not depend on b, from the
-    profiling phase or the predictor, [W]; an a0_i above CT_i counts as 0. Workers without samples
-    have the slope `before` of an earlier model, [W], or the mean slope if `before` is 0.
+    profiling phase or the predictor, [W]. `before` has the slopes of earlier models, [W]; 0:
+    unknown. Workers without samples keep their slope, or have the mean slope if it is unknown.
+
+    The slope of a measured worker is at least `least`, [W], and its a0 is then smaller. Otherwise
+    one short step, in which CT is near a0, could give a worker most of the batch.
     """
     samples, compute_s, steps = rows.sums()
-    known, mean_s = steps > 0, compute_s / np.maximum(steps, 1)
-    fixed = np.where(known & (fixed >= mean_s), 0.0, fixed)
-    slope = before.copy()
-    slope[known] = (mean_s - fixed)[known] / (samples / np.maximum(steps, 1))[known]
+    known = steps > 0
+    times = np.maximum(steps, 1)
+    line = _line(samples / times, compute_s / times, fixed, least)
+    slope = np.where(known, line.slope, before)
     typical = slope[slope > 0].mean() if slope.any() else 0.0
-    return Line(np.where(slope > 0, slope, typical), fixed)
+    return Line(np.where(slope > 0, slope, typical), np.where(known, line.fixed, fixed))
 
 
 def typical_models(models: Models, fixed: Floats, current: Ints, sizes: Floats) -> Line:
@@ -260,8 +287,16 @@ def typical_models(models: Models, fixed: Floats, current: Ints, sizes: Floats) 
     """
     samples = np.where(current > 0, current, max(1, int(current.sum()) // len(current)))
     time_s = counts.typical_s(models, samples, sizes)
-    fixed = np.where(fixed >= time_s, 0.0, fixed)
-    return Line((time_s - fixed) / samples, fixed)
+    return _line(samples.astype(np.float64), time_s, fixed, np.zeros(len(samples)))
+
+
+def _line(samples: Floats, time_s: Floats, fixed: Floats, least: Floats) -> Line:
+    """Return lines through (samples, seconds), [W] each; see `rough_models`."""
+    samples = np.maximum(samples, 1.0)
+    slope = (time_s - fixed) / samples
+    # Without a least slope, an a0 above the whole time counts as 0.
+    slope = np.maximum(slope, np.where((least > 0) | (slope > 0), least, time_s / samples))
+    return Line(slope, np.clip(time_s - slope * samples, 0.0, fixed))
 
 
 class LbbParameters(counts.CountsParameters, frozen=True):
@@ -334,7 +369,8 @@ def make(parameters: LbbParameters) -> Policy:
     )
     predictor = predictor_of(parameters.regressor, parameters.window)
     made = counts.policy("lbb", allocator, parameters)
-    return dataclasses.replace(made, predictor=predictor)
+    profiles = parameters.profile == "auto"
+    return dataclasses.replace(made, predictor=predictor, profiles=profiles)
 
 
 preset = Preset(

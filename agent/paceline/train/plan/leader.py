@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -207,9 +208,16 @@ class Leader:
             return self._end(epoch, reform=False)
         return self._adopt(segment or self._coasted())
 
-    def keep_equal(self, why: str) -> None:
-        """Plan with equal local batches from now on, and ignore proposals; `why` is the reason."""
+    def keep_equal(self, why: str, *, ignore_limits: bool = False) -> None:
+        """Plan with equal local batches from now on, and ignore proposals; `why` is the reason.
+
+        With `ignore_limits`, local batches are equal even if they exceed a rank's limit. Call it
+        before the first step.
+        """
         self._equal_because = why[:MOST_WHY]
+        if ignore_limits and isinstance(self._ledger, Ledger):
+            self._rules = replace(self._rules, limits=None)
+            self._ledger.ignore_limits()
 
     def _stops(self) -> bool:
         return self.asked_to_end or (

@@ -156,6 +156,16 @@ def test_small_steps_do_not_count() -> None:
     assert (full[60:] == full[-1]).all()
 
 
+def test_small_steps_do_not_bring_the_next_change_closer() -> None:
+    loop = Loop(2, 100, DynamicAllocator(every_steps=2, dead_band=0.0))
+    assert loop.trained([[1.0, 3.0]]) == [50, 50]
+    loop.training.step += 1
+    small = feedback_of([[0.5, 0.5]], [20, 20], first=loop.training.step - 1)
+    assert loop(small) == [50, 50]
+    assert loop.memory["steps"] == 1
+    assert loop.trained([[1.0, 3.0]]) == [75, 25]
+
+
 @given(st.floats(0, 1), st.floats(0.01, 1), st.integers(0, 1000))
 def test_the_dead_band_narrows_to_its_width(dead_band: float, smoothing: float, steps: int) -> None:
     now, later = (margin(dead_band, smoothing, n) for n in (steps, steps + 1))

@@ -120,7 +120,7 @@ def test_tables_2_and_3_by_profile() -> None:
 def test_tables_2_and_3_by_one_rapid_tuning() -> None:
     """From equal batches: SE = 1.94 falls below 0.1, with the profiles' a0 as start-up costs."""
     loop = Loop(LbbAllocator(), Line(SLOPE, FIXED), 512, profiles=PROFILES)
-    loop.memory = {}
+    loop.memory, loop.fields["follows_plan"] = {}, True
     loop.training.step = 1
     assert effect(EQUAL_S) > 1.9
     counts = loop.call(feedback_of([EQUAL_S], [128] * 4))
@@ -176,6 +176,43 @@ def test_a_worker_left_out_is_tried_again() -> None:
     for _ in range(6):
         loop.run()
     assert loop.counts == [4, 4, 4]
+
+
+PROFILED = [[(n, n + 10.0) for n in (2, 4, 8, 16, 32, 64)]] * 2
+
+
+def test_steps_before_the_first_plan_do_not_count() -> None:
+    """The leader has divided them; they were slow on rank 0, as first steps can be."""
+    loop = Loop(LbbAllocator(), line(1.0, 1.0, fixed=10.0), 64, profiles=PROFILED)
+    loop.memory = {}
+    loop.training.step = 3
+    slow = feedback_of([np.array([400.0, 42.0])] * 3, [32, 32])
+    assert loop.call(slow) == [32, 32]
+    assert loop.run() == [32, 32]
+    loop.memory, loop.fields["follows_plan"] = {}, True
+    assert loop.call(slow)[0] < 10
+
+
+def test_one_short_step_does_not_move_most_of_the_batch() -> None:
+    """Its time is near a0, so that its samples seem to take no time."""
+    loop = Loop(LbbAllocator(), line(1.0, 1.0, fixed=10.0), 64, profiles=PROFILED)
+    given = []
+    for short_s in (10.1, 9.9):
+        loop.memory = {}
+        loop.call(Feedback.empty())
+        loop.training.step += 1
+        step = loop.training.step - 1
+        given.append(loop.call(feedback_of([np.array([42.0, short_s])], [32, 32], step)))
+    assert given[0] == [15, 49], "half of the slope that the profile has"
+    assert given[1] == pytest.approx(given[0], abs=1)
+
+
+def test_an_epoch_s_last_step_does_not_count() -> None:
+    loop = Loop(LbbAllocator(), line(1.0, 1.0), 64)
+    loop.training.step += 1
+    small = feedback_of([np.array([1.0, 9.0])], [15, 15])
+    assert loop.call(small) == [32, 32]
+    assert loop.run() == [32, 32]
 
 
 def test_follows_disturbances() -> None:
