@@ -25,10 +25,9 @@ _MOST_STEPS = 50_000_000
 # Maximum number of items for branch and bound, and of its nodes, which take 0.1 s.
 _FEW_ITEMS = 24
 _SEARCH_NODES = 1_000_000
-# Fractions by which the slowest rank's time may exceed that of a perfectly even division: nothing
-# more is tried below `_CLOSED`, and only with few items below `_CLOSE`.
+# Nothing more is tried if the slowest rank takes less than this fraction longer than it would with
+# a perfectly even division.
 _CLOSED = 1e-9
-_CLOSE = 1e-4
 
 
 class Speeds:
@@ -109,11 +108,11 @@ def partition(
         parts = paceline.partition([900, 80, 400, 410, 90], 2)    # [[0, 1], [2, 3, 4]]
 
     Up to 2 million items times ranks, no rank ends later than with the largest differencing method
-    or the greedy cut, where these apply. For up to 24 items the result is optimal as a rule: branch
-    and bound ends after a million nodes, which take 0.1 s. With more items, the search ends when
-    the slowest rank takes less than a ten-thousandth longer than in a perfectly even division, or
-    after some 0.1 s. Padded batches have a solver of their own: it is optimal for up to 10 ranks,
-    and for equal ranks.
+    or the greedy cut, where these apply; of equal sums, implementations may take different ones.
+    For up to 24 items the result is optimal as a rule: branch and bound ends after a million nodes,
+    which take 0.1 s. With more items, the search ends with a perfectly even division, or after some
+    0.1 s. Padded batches have a solver of their own, which is optimal for up to 10 ranks, and for
+    equal ranks.
 
     If ranks must agree, compute the parts on one rank and broadcast them: processors of different
     makers may round the fits of `Speeds` differently.
@@ -189,9 +188,8 @@ def _best(
         starts.append(_differenced(costs, ranks, equal_count=counts is not None))
     improved = [improve(costs, models, start, counts, limits) for start in starts]
     found = min([found, *starts, *improved], key=lambda each: _slowest_s(costs, models, each))
-    few = len(costs) <= _FEW_ITEMS
-    found = explore(costs, workers, found, bound * (1 + (_CLOSED if few else _CLOSE)))
-    if few:
+    found = explore(costs, workers, found, bound * (1 + _CLOSED))
+    if len(costs) <= _FEW_ITEMS:
         order = np.argsort(-costs, kind="stable")
         ranks_of = found[order]
         search(costs[order], workers, bound, ranks_of, _SEARCH_NODES)

@@ -38,8 +38,8 @@ _FEW_SAMPLES = 20
 # Number of exchanges that are tried for one batch, which takes 2 ms; with many ranks, fewer.
 _BATCH_EXCHANGES = 1_000_000
 
-# Number of exchanges that `pairs` tries for one batch at most, which take about a second.
-_PAIRS_EXCHANGES = 600_000_000
+# Number of exchanges that `pairs` tries for one batch at most, which take a second.
+_PAIRS_EXCHANGES = 400_000_000
 # Maximum number of nodes of branch and bound, which take 2 ms.
 _MOST_SEARCH_NODES = 30_000
 

@@ -17,8 +17,8 @@ from paceline.policies.solve.workers import Workers
 from paceline.policies.values import Floats, Ints
 
 # Maximum number of rounds, and about the number of exchanges that all of them may try.
-_ROUNDS = 2_000
-_EXCHANGES = 20_000_000
+_ROUNDS = 5_000
+_EXCHANGES = 40_000_000
 # Maximum number of random changes of a round.
 _CHANGES = 6
 # A round is undone if it is worse by more than `_WORSE`, or in most rounds if it is worse at all.
@@ -47,9 +47,10 @@ def explore(costs: Floats, workers: Workers, ranks: Ints, enough: float) -> Ints
 def _rounds(state: DescentState, enough: float, draws: Ints, changes: Ints, worse: Floats) -> Ints:
     world, samples = len(state.w.a), len(state.sizes)
     best_s, best = state.time_s.max(), state.ranks.copy()
-    left = _EXCHANGES
+    left, of_step = _EXCHANGES, samples * (1 + samples // world)
     for i in range(len(draws)):
-        if best_s <= enough or left <= 0:
+        # `descend` makes at least one step.
+        if best_s <= enough or left < of_step:
             break
         for change in draws[i, : changes[i]]:
             _change(change[0] % samples, change[1] % (samples + world), state)
