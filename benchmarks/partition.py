@@ -72,7 +72,7 @@ class Instance:
 
     @property
     def kind(self) -> str:
-        """What the batch costs, and what a division must keep."""
+        """Return the kind of the costs, and of the counts."""
         cost = "padded" if self.padded else "squares" if self.square else "sums"
         return f"{cost}, {'equal' if self.equal_count else 'free'} counts"
 

@@ -1,8 +1,8 @@
 """Kills of control plane and bus during one run: nothing is lost, doubled or planned twice.
 
 Four ranks with emulated speeds train under a control plane, beside processes that keep all cores
-busy. Again and again the server, the bus or both are killed. Rank 0 plans meanwhile; once the
-server is back, its controller takes over. The seconds count from the moment when the server is
+busy. The server, the bus or both are killed many times. Rank 0 plans meanwhile; once the server is
+back, its controller takes over. The seconds count from the moment when the server is
 ready, or the bus runs again, to the adoption of the controller's first plan.
 """
 
