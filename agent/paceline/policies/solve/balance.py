@@ -86,7 +86,12 @@ def partition(
         return _improved(effective, workers, goal, cut)
     order = descending(effective)
     ranks = np.empty(samples, np.int64)
-    ranks[order] = _improved(effective[order], workers, goal, cut[order] if fits else None)
+    effective = effective[order]
+    found = _improved(effective, workers, goal, cut[order] if fits else None)
+    if samples <= _FEW_SAMPLES:
+        _, bound = _goal_and_bound(effective, workers, goal)
+        search(effective, workers, bound, found, _MOST_SEARCH_NODES)
+    ranks[order] = found
     return ranks
 
 
@@ -111,23 +116,25 @@ def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) 
     """Improve an assignment of samples to ranks by exchanges; return each sample's rank, [n].
 
     `goal` is the time at which all ranks would end if samples were divisible: see `level`. `start`
-    is the assignment at the start, [n]; None: `_largest_gap` makes it. If `start` is None, or there
-    are at most `_FEW_SAMPLES` samples, `sizes` must be descending.
+    is the assignment at the start, [n]; None: `_largest_gap` makes it, and `sizes` must be
+    descending.
     """
-    world = len(workers.a)
-    few = world <= FEW_RANKS
-    alone = float((workers.a * sizes.max() + workers.c + workers.b)[workers.most > 0].min())
-    goal = max(goal, alone)
-    bound = max(least(sizes, workers), alone) if few else goal
+    few = len(workers.a) <= FEW_RANKS
+    goal, bound = _goal_and_bound(sizes, workers, goal)
     ranks = _largest_gap(sizes, workers, goal) if start is None else start
     enough = bound * (1 + (_CLOSER if few else _CLOSE))
     state = DescentState.of(sizes, ranks, workers)
     if not few:
         pairs(state, enough)
-    descend(state, enough, _BATCH_EXCHANGES // (1 + world // FEW_RANKS))
-    if len(sizes) <= _FEW_SAMPLES:
-        search(sizes, workers, bound, ranks, _MOST_SEARCH_NODES)
+    descend(state, enough, _BATCH_EXCHANGES // (1 + len(workers.a) // FEW_RANKS))
     return ranks
+
+
+def _goal_and_bound(sizes: Floats, workers: Workers, goal: float) -> tuple[float, float]:
+    """Return `goal`, but not below the time of the largest sample alone, and a lower bound."""
+    alone = float((workers.a * sizes.max() + workers.c + workers.b)[workers.most > 0].min())
+    goal = max(goal, alone)
+    return goal, max(least(sizes, workers), alone) if len(workers.a) <= FEW_RANKS else goal
 
 
 def search(sizes: Floats, workers: Workers, bound: float, ranks: Ints, nodes: int) -> None:
