@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.errors import PacelineError
+from paceline.core.forking import no_fork
 from paceline.core.outage import Outage
 from paceline.data.sharded import Sharded
 
@@ -95,6 +96,7 @@ class Prefetcher:
         self._free_at = 0.0
         self._busy = False
         self._full = False
+        self._has_fetched = False
         # `_plans` is the number of plans that have arrived so far. `_seen` and `_listed` are this
         # number at earlier times: when the sample that is being fetched was chosen, and when
         # `_removable` was listed.
@@ -230,7 +232,7 @@ class Prefetcher:
         if not self._make_room(size):
             self._no_room(sample, ahead)
             return
-        data = self._data.fetch(sample)
+        data = self._fetched(sample)
         if ahead and self._data.bandwidth is not None:
             self._free_at = max(self._free_at, time.monotonic()) + size / self._data.bandwidth
         # `put` fails if a step has used the room, or if the disk is full.
@@ -238,6 +240,15 @@ class Prefetcher:
             self._no_room(sample, ahead)
         elif ahead:
             self._count(sample, size)
+
+    def _fetched(self, sample: int) -> bytes:
+        if self._has_fetched:
+            return self._data.fetch(sample)
+        # A source may import modules when it is first read.
+        with no_fork():
+            data = self._data.fetch(sample)
+        self._has_fetched = True
+        return data
 
     def _no_room(self, sample: int, ahead: bool) -> None:
         """Handle a sample that does not fit: a sample for the next epoch is tried again later.

@@ -159,6 +159,7 @@ def test_steps_that_are_trained_again_are_new(
     first = [record(number, rank) for number in range(4) for rank in range(2)]
     telemetry.write(store, [(RUN, hello()), (RUN, StepBatch(first))])
     with following(client) as events:
+        until(lambda: events.items, "the server has read the bus")
         tell(bus, hello(attempt=1, step=2), step(2, 0, attempt=1), step(2, 1, attempt=1))
         until(lambda: 2 in events.steps() or 0 in events.steps(), "step 2 was not told")
     assert new(client, 1)["run"]["attempt"] == 1
@@ -306,6 +307,7 @@ def test_a_bus_that_lost_its_data_makes_clients_ask(store: Store, tmp_path: Path
         serving(store, bus.url) as client,
         following(client) as events,
     ):
+        until(lambda: events.items, "the server has read the bus")
         with redis.Redis.from_url(bus.url) as own:
             tell_stored(store, own, hello(), step(0, 0), step(0, 1))
         until(lambda: 0 in events.steps(), "the client has caught up")

@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import closing
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistError
 from torch.utils.data import Dataset
 
 from paceline.core.errors import PacelineError
+from paceline.core.forking import no_fork
 from paceline.core.streaming.ledger import LEAST_BATCHES
 from paceline.core.streaming.reading import Claim, ShardClaims, ShardOrder, difference
 from paceline.data.stream import Stream
@@ -215,7 +217,12 @@ class StreamReader(Feature):
         if count:
             yield from in_processes(reading, epoch, claim, self.options)
         else:
-            yield from reading.samples(epoch, claim)
+            samples = iter(reading.samples(epoch, claim))
+            # A source may import modules when it is first read.
+            with no_fork():
+                first = list(islice(samples, 1))
+            yield from first
+            yield from samples
 
     def _sized(self, sample: Any) -> tuple[float, Any]:
         try:
