@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -29,25 +29,11 @@ from paceline_backend.demo import example
 from paceline_backend.insight.replay import replay
 from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store
+from paceline_backend.testing.control_plane import until
 
 KINDS = ("server", "bus", "both")
 SLOWNESS = (1.0, 1.0, 1.5, 3.0)
 UNIT_S, STEP_S = 12e-6, 0.003  # a step of the example takes 0.1 to 0.2 s
-WAIT_S = 300.0
-
-
-def wait(what: str, found: Callable[[], Any]) -> Any:
-    """Return what `found` returns once it is true.
-
-    Raises:
-        TimeoutError: it stays false.
-    """
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        if got := found():
-            return got
-        time.sleep(0.1)
-    raise TimeoutError(f"{what}: not within {WAIT_S:g} s")
 
 
 @contextmanager
@@ -87,7 +73,7 @@ def kill(stack: Stack, run: str, kind: str, away_s: float) -> dict[str, Any]:
     A killed server is started again after `away_s` seconds; it starts a killed bus again itself.
     """
     assert stack.server is not None
-    victim = wait("the bus", lambda: bus(stack))
+    victim = until(lambda: bus(stack), "the bus")
     killed_at = time.time()
     if kind != "server":
         victim.kill()
@@ -97,14 +83,14 @@ def kill(stack: Stack, run: str, kind: str, away_s: float) -> dict[str, Any]:
         stack.server.wait()
         time.sleep(away_s)
         stack.start_server()
-    wait("the bus", lambda: bus(stack))
+    until(lambda: bus(stack), "the bus")
     ready_at = time.time()
 
     def taken_over() -> dict[str, Any] | None:
         made = [s for s in ran(stack, run, 50) if s["source"] == "controller"]
         return next((s for s in made if s["adopted_at"] > ready_at), None)
 
-    first = wait("a plan of the controller", taken_over)
+    first = until(taken_over, "a plan of the controller")
     return {
         "kind": kind,
         "away_s": ready_at - killed_at,
@@ -129,15 +115,15 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as folder, Stack(Path(folder) / "stack", 0) as stack:
         run = stack.api("POST", "/runs", body)["id"]
-        wait("the first steps", lambda: (stack.api("GET", f"/runs/{run}")["step"] or 0) > 20)
+        until(lambda: (stack.api("GET", f"/runs/{run}")["step"] or 0) > 20, "the first steps")
         with busy_cores():
             for number in range(kills):
                 kind, away_s = rng.choice(KINDS), rng.uniform(0.5, 6.0)
                 outcomes.append(kill(stack, run, kind, away_s))
                 print(number, outcomes[-1], file=sys.stderr, flush=True)
         stack.api("POST", f"/runs/{run}/stop", {"force": False})
-        wait("the end", lambda: stack.api("GET", f"/runs/{run}")["ended_at"])
-        wait("coverage", lambda: stack.api("GET", f"/runs/{run}/coverage")["exact"])
+        until(lambda: stack.api("GET", f"/runs/{run}")["ended_at"], "the end")
+        until(lambda: stack.api("GET", f"/runs/{run}/coverage")["exact"], "coverage")
         workers = stack.api("GET", f"/runs/{run}/workers")
         segments = ran(stack, run, 100_000)
         now = stack.api("GET", f"/runs/{run}")

@@ -12,10 +12,11 @@ import sqlalchemy as sa
 
 from paceline.wire import State
 from paceline.wire.states import Rendezvous, TransitionCause
-from paceline_backend.store import jobs
+from paceline_backend.store import jobs, switches
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.runs import UnknownRunError, last_attempt
-from paceline_backend.store.schema import runs, switches
+from paceline_backend.store.schema import runs
+from paceline_backend.store.schema import switches as switches_table
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,13 @@ def stored(connection: sa.Connection, run: str) -> tuple[NewRun, State]:
     if row.lost:
         last = last_attempt(row.first_attempt, row.max_restarts, row.nodes_max)
         known = max(known, last + 1)
+    policy = switches.latest(connection, row.key)
     return NewRun(
         name=row.name,
         script=row.script,
         nproc=row.nproc,
-        policy=row.policy,
+        policy=policy.policy,
+        parameters=policy.parameters,
         args=row.args,
         env=dict.fromkeys(row.env, ""),
         cwd=row.cwd,
@@ -203,7 +206,7 @@ def create(connection: sa.Connection, new: NewRun, by: str, run: str | None = No
     if new.has_jobs:
         jobs.mark(connection, run, new.backend)
     connection.execute(
-        sa.insert(switches).values(
+        sa.insert(switches_table).values(
             run=key,
             version=0,
             policy=new.policy,

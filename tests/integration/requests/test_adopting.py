@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -9,8 +10,11 @@ import pytest
 import redis
 import sqlalchemy as sa
 
+from paceline.planning.policy_in_force import FIRST_POLICY
 from paceline.wire import State
+from paceline.wire.sealing import unseal
 from paceline_backend.control.bus_users import UserReconciler
+from paceline_backend.requests import sessions
 from paceline_backend.store import Store, nodes, schema
 from paceline_backend.store.telemetry import writers
 from paceline_backend.store.upkeep.prune import Keep, prune
@@ -124,9 +128,11 @@ def test_nobody_here_chooses_its_nodes(client: httpx.Client, store: Store) -> No
 
 
 def test_a_run_on_one_node(client: httpx.Client, store: Store, bus: redis.Redis) -> None:
-    made = adopt(client, nodes_min=1, nodes_max=1)
+    made = adopt(client, nodes_min=1, nodes_max=1, policy="rna", parameters={"probes": 3})
     assert enlist(client, store, made, "n1")["needed"]
-    assert len(orders(bus, "n1")) == 1
+    (order,) = orders(bus, "n1")
+    env = unseal(order.sealed, sessions.keys(store, ["n1"]).of_node("n1")).env
+    assert json.loads(env[FIRST_POLICY]) == {"rna": {"probes": 3}}, "rank 0 can plan by itself"
     assert client.get(f"runs/{made['run']}").json()["node"] == "n1"
     assert enlist(client, store, made, "n2")["message"] == "the run trains on n1"
 
