@@ -37,9 +37,6 @@ FEW_RANKS = 64
 _FEW_SAMPLES = 20
 # Number of exchanges that are tried for one batch, which takes 2 ms; with many ranks, fewer.
 _BATCH_EXCHANGES = 1_000_000
-
-# Number of exchanges that `pairs` tries for one batch at most, which take a second.
-_PAIRS_EXCHANGES = 400_000_000
 # Maximum number of nodes of branch and bound, which take 2 ms.
 _MOST_SEARCH_NODES = 30_000
 
@@ -330,14 +327,11 @@ def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int)
 
 
 @compiled
-def _exchange(
-    p: int, q: int, state: DescentState, best: float, enough: float
-) -> tuple[float, int, int]:
+def _exchange(p: int, q: int, state: DescentState, best: float) -> tuple[float, int, int]:
     """Find the best exchange between ranks p and q after which both take less than `best` seconds.
 
-    An exchange after which both take at most `enough` is returned at once. Return the time of the
-    slower of the two ranks after the exchange, the sample that p gives (-1: no exchange helps), and
-    the sample that q gives in return (-1: none).
+    Return the time of the slower of the two ranks after the exchange, the sample that p gives (-1:
+    no exchange helps), and the sample that q gives in return (-1: none).
     """
     sizes, w = state.sizes, state.w
     give, get = -1, -1
@@ -346,7 +340,7 @@ def _exchange(
     more_p = w.c[p] + (w.b[p] if state.number[p] == 1 else 0.0)
     more_q = w.c[q] + (w.b[q] if state.number[q] == 0 else 0.0)
     i = state.first[p]
-    while i >= 0 and best > enough:
+    while i >= 0:
         if may_move:
             slower = max(p_s - a_p * sizes[i] - more_p, q_s + a_q * sizes[i] + more_q)
             if slower < best:
@@ -388,17 +382,15 @@ def pairs(state: DescentState, enough: float) -> None:
     """Pair the slowest rank with the fastest, the next slowest with the next fastest, and so on.
 
     The ranks of each pair exchange samples. This is repeated until the slowest rank takes at most
-    `enough` seconds, its distance from `enough` shrinks by less than 10 %, or `_PAIRS_EXCHANGES`
-    may have been tried.
+    `enough` seconds, or its distance from `enough` shrinks by less than 10 %.
     """
-    slowest, left = np.inf, _PAIRS_EXCHANGES
-    while left > 0:
+    slowest = np.inf
+    while True:
         order = np.argsort(state.time_s, kind="stable")
         most_s = float(state.time_s[order[-1]])
         if most_s <= enough or most_s - enough > 0.9 * (slowest - enough):
             break
-        slowest, half = most_s, len(order) // 2
-        left -= int(state.number[order[:half]] @ state.number[order[::-1][:half]])
+        slowest = most_s
         _paired(order, state, enough)
 
 
@@ -408,13 +400,54 @@ def _paired(order: Ints, state: DescentState, enough: float) -> None:
         p, q = order[len(order) - 1 - k], order[k]
         if state.time_s[p] <= enough:
             break
-        # An exchange after which both ranks end at almost the same time is good enough.
-        slow_s, fast_s, a = state.time_s[p], state.time_s[q], state.w.a
-        together = (slow_s * a[q] + fast_s * a[p]) / (a[p] + a[q])
-        close = max(enough, together * (1 + _CLOSE))
-        _, give, get = _exchange(p, q, state, slow_s, close)
+        give, get = _best_exchange(p, q, state)
         if give >= 0:
             _apply(p, q, give, get, state)
+
+
+@compiled
+def _best_exchange(p: int, q: int, state: DescentState) -> tuple[int, int]:
+    """Find the exchange after which the slower of the ranks p and q takes the least time.
+
+    Return the sample that p gives (-1: no exchange helps), and the sample that q gives in return
+    (-1: none).
+    """
+    sizes, w = state.sizes, state.w
+    give, get = -1, -1
+    p_s, q_s, a_p, a_q = state.time_s[p], state.time_s[q], w.a[p], w.a[q]
+    best = p_s * (1 - 1e-12)
+    ours, theirs = _ascending(p, state), _ascending(q, state)
+    if state.number[q] < w.most[q]:
+        more_p = w.c[p] + (w.b[p] if state.number[p] == 1 else 0.0)
+        more_q = w.c[q] + (w.b[q] if state.number[q] == 0 else 0.0)
+        for i in ours:
+            slower = max(p_s - a_p * sizes[i] - more_p, q_s + a_q * sizes[i] + more_q)
+            if slower < best:
+                best, give, get = slower, i, -1
+    # After an exchange with this difference of the sizes, both ranks would take the same time.
+    ideal = (p_s - q_s) / (a_p + a_q)
+    at = 0
+    for i in ours:
+        while at < len(theirs) and sizes[theirs[at]] <= sizes[i] - ideal:
+            at += 1
+        # The differences nearest to the ideal are those to the samples before and after `at`.
+        for k in theirs[max(at - 1, 0) : at + 1]:
+            more = sizes[i] - sizes[k]
+            slower = max(p_s - a_p * more, q_s + a_q * more)
+            if slower < best:
+                best, give, get = slower, i, k
+    return give, get
+
+
+@compiled
+def _ascending(rank: int, state: DescentState) -> Ints:
+    """Return a rank's samples, the smallest first."""
+    samples = np.empty(state.number[rank], np.int64)
+    i = state.first[rank]
+    for k in range(len(samples)):
+        samples[k] = i
+        i = state.following[i]
+    return samples[np.argsort(state.sizes[samples], kind="mergesort")]
 
 
 @compiled
@@ -440,7 +473,7 @@ def descend(state: DescentState, enough: float, effort: int) -> int:
             # their load were divisible.
             together = (least_p * w.a[q] + state.time_s[q] * w.a[p]) / (w.a[p] + w.a[q])
             if q != p and state.time_s[q] < best and together < best and w.most[q] > 0:
-                slower_s, x, y = _exchange(p, q, state, best, 0.0)
+                slower_s, x, y = _exchange(p, q, state, best)
                 if x >= 0:
                     best, give, get, taker = slower_s, x, y, q
                     if best <= enough:
