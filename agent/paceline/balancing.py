@@ -18,8 +18,8 @@ from paceline.policies.solve.workers import Workers, most_of
 from paceline.policies.values import Feedback, Floats, Ints, Models
 
 _WINDOW = 64  # steps
-# Maximum number of items times ranks up to which the largest differencing method is tried, and the
-# greedy cut; they take about a second.
+# Maximum number of items times ranks for which the largest differencing method and the greedy cut
+# (`_largest_first`) are tried. Each takes about a second at its maximum.
 _MOST_DIFFERENCES = 2_000_000
 _MOST_STEPS = 50_000_000
 # Maximum number of items for branch and bound, and of its nodes, which take 0.1 s.
@@ -107,12 +107,12 @@ def partition(
 
         parts = paceline.partition([900, 80, 400, 410, 90], 2)    # [[0, 1], [2, 3, 4]]
 
-    Up to 2 million items times ranks, no rank ends later than with the largest differencing method
-    or the greedy cut, where these apply; of equal sums, implementations may take different ones.
-    For up to 24 items the result is optimal as a rule: branch and bound ends after a million nodes,
-    which take 0.1 s. With more items, the search ends with a perfectly even division, or after some
-    0.1 s. Padded batches have a solver of their own, which is optimal for up to 10 ranks, and for
-    equal ranks.
+    Up to 2 million items times ranks, the slowest rank ends no later than with the largest
+    differencing method or the greedy cut, where these methods apply. (An implementation of them
+    that chooses differently among equal sums may have another result.) For up to 24 items the
+    result is optimal as a rule: branch and bound ends after a million nodes, which take 0.1 s. With
+    more items, the search ends with a perfectly even division, or after some 0.1 s. Padded batches
+    have a solver of their own, which is optimal for up to 10 ranks, and for equal ranks.
 
     If ranks must agree, compute the parts on one rank and broadcast them: processors of different
     makers may round the fits of `Speeds` differently.
@@ -173,7 +173,7 @@ def _equal_counts(items: int, models: Models, limits: Ints | None) -> Ints:
 def _best(
     costs: Floats, models: Models, counts: Ints | None, limits: Ints | None, found: Ints
 ) -> Ints:
-    """Return `found`, or a better assignment from other starts or by a longer search, [n]."""
+    """Improve the assignment `found` by other methods and a longer search; return the best, [n]."""
     ranks = models.world
     most = most_of(limits if counts is None else counts, len(costs), ranks)
     workers = Workers.of(models, most)
@@ -231,7 +231,7 @@ def _differenced(costs: Floats, ranks: int, *, equal_count: bool) -> Ints:
         sums.append(joined[by_sum])
         joins.append((first, second, by_sum))
         heapq.heappush(heap, (float(sums[-1][-1] - sums[-1][0]), len(sums) - 1))
-    # The rank of each group of each partial solution, from the last one back to the items.
+    # The rank of each sum of each partial solution, from the last solution back to the first ones.
     rank_of = {len(sums) - 1: np.arange(ranks)}
     for node in range(len(sums) - 1, len(leaves) - 1, -1):
         first, second, by_sum = joins[node - len(leaves)]

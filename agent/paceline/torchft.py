@@ -166,7 +166,7 @@ class Batches:
         self._order: tuple[int, Ints] = -1, np.empty(0, np.int64)
         self._quorum: Any = None
         self._given: Batch | None = None
-        # Seconds per unit of cost in the newest steps: those of a rank of this group, on average.
+        # For each of the newest steps: mean seconds that a rank of this group took per unit of cost.
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
         # Id of the quorum, step and checksum of the plan that this worker computed last.
         self._plan = _NO_PLAN

@@ -61,8 +61,8 @@ class EpochReport(msgspec.Struct, frozen=True):
     shares: list[float]
     speeds: list[float]
     ended_at: float  # Unix time
-    # Estimate for equal batches. None: few steps are known yet, or a comparison of times would not
-    # be fair.
+    # Estimate for equal batches. None: too few steps have been measured, or a comparison of times
+    # would not be fair.
     equal: Estimate | None = None
 
 

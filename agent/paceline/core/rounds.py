@@ -216,8 +216,8 @@ class RoundProgress:
 
         The round has distributed `clocks`, the number of steps that each rank had completed when it
         contributed, and `finished`, the ranks that had no more steps then. The result does not
-        consider overfull members: each continues after a round to which it contributed, whatever
-        `clocks` and `finished` are.
+        consider members that wait because they have too many pending gradients (`overfull`): such
+        a member continues after a round to which it contributed, whatever the result is.
         """
         self.rounds_done += 1
         self.reducing = False

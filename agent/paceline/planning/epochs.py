@@ -8,7 +8,9 @@ Each report compares the epoch with equal batches (`bsp`). For each step, the ba
 would have dealt are known: the epoch's order is `DistributedSampler`'s. The longest compute time
 that was measured in the step is multiplied by a ratio of fitted times: the longest of the equal
 batches, divided by the longest of the batches that were trained. The rest of the step, such as the
-communication, stays as measured, and so does the waiting that fitted times do not explain.
+communication, stays as measured. The waiting with equal batches is the measured waiting plus a
+difference: the waiting that fitted times give for equal batches, minus the waiting that they give
+for the batches that were trained.
 """
 
 from __future__ import annotations
@@ -33,9 +35,10 @@ from paceline.policies.base import Floats, Ints, usable
 from paceline.policies.solve.order import remaining_in_order
 from paceline.wire import ALLREDUCE, Hello, Plan, StepRecord
 
-# Policy whose predictor fits the ranks' speeds, under every policy.
+# Policy whose predictor fits the ranks' speeds, whichever policy the run has.
 _FITTING = "paceline"
-# Number of complete steps after which speeds are fitted again, so that few steps are kept.
+# Number of complete steps that are collected before speeds are fitted and the steps are added to
+# the epoch's sums.
 _FITTED_STEPS = 256
 
 _COLUMNS = (
@@ -87,7 +90,7 @@ class Epochs:
         hello: description of the attempt.
         history: the attempt's history when the first segment is adopted here.
         window: the newest feedback, which the caller keeps up to date.
-        policy: the run's policy. Before its first plan, the leader deals equal batches.
+        policy: name of the run's policy, for the reports.
     """
 
     def __init__(self, hello: Hello, history: History, window: Window, policy: str) -> None:
@@ -96,7 +99,7 @@ class Epochs:
         self._window = window
         self._policy = policy
         self._predictor = policies.make(_FITTING).predictor
-        # Epoch and remaining samples at the start, which may be in the middle of an epoch.
+        # The epoch in which this object was made, and the samples that the epoch had used before.
         self._started = history.epoch, history.used
         # Epochs that are not reported yet, oldest first.
         self._epochs: deque[_Epoch] = deque()
@@ -143,8 +146,9 @@ class Epochs:
         return {plan.first_step + k: Features(*(x[k] for x in of_all)) for k in range(plan.steps)}
 
     def add(self, records: Iterable[StepRecord]) -> None:
-        """Add records of ranks, after `adopt` for their segments, and after they are in `window`.
+        """Add records of ranks.
 
+        Before, the caller must pass the records' segments to `adopt`, and the records to `window`.
         Records of steps that were adopted before this object was made are ignored.
         """
         for record in records:

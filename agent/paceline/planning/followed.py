@@ -11,7 +11,7 @@ from paceline.wire import PLANNED, Hello, Moves, Plan
 
 
 class Followed:
-    """Summary of an attempt's adopted segments, which has a fixed size for its data set.
+    """Summary of an attempt's adopted segments, whose size does not grow with their number.
 
     Each segment must be adopted in its order. `history` restores the planner's `History`, but for
     the shuffler's last result, which no segment has.

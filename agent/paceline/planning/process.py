@@ -82,7 +82,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Reported:
-    """To rank 0: the report of an epoch, and why it could not be kept; empty: it was kept."""
+    """To rank 0: the report of an epoch. `problem` is why it is not in the file, or empty."""
 
     report: EpochReport
     problem: str = ""

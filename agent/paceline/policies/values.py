@@ -313,7 +313,7 @@ class Problem:
     # Storage of the nodes; if it is set, so is `nodes`. None: each rank can read every sample.
     storage: Storage | None = None
     # Maximum total size of a step's samples, in the unit of the sizes: a step uses the next samples
-    # of `order` that fit. `global_batch` is then a mean. None: steps have `global_batch` samples.
+    # of `order` that fit, on average `global_batch`. None: steps have `global_batch` samples.
     token_budget: float | None = None
     # Maximum total size of each worker's local batch, in the unit of the sizes.
     token_limits: Floats | None = None  # [W]

@@ -65,9 +65,9 @@ def set_variables(variables: Mapping[str, str]) -> None:
 def of_driver(environ: Mapping[str, str], adapter: str) -> dict[str, str] | None:
     """Return the run's variables from this driver process, to the first caller only.
 
-    Later callers, and scripts outside of a run, get at most PACELINE_EMULATE, so that their ranks
-    belong to no run. Return None if the run is observed (`paceline observe`), because its ranks
-    keep their own variables. `adapter` names the caller in messages.
+    Later callers, and scripts outside of a run, get at most PACELINE_EMULATE and PACELINE_POLICY,
+    so that their ranks belong to no run. Return None if the run is observed (`paceline observe`),
+    because its ranks keep their own variables. `adapter` names the caller in messages.
 
     Raises:
         PacelineError: the process is one of several ranks.

@@ -55,7 +55,7 @@ class Environment:
     # The policy with which rank 0 plans without a control plane; None: the script's.
     policy: PolicyInForce | None = None
     # The policy with which the control plane started the run; None: no control plane, or a later
-    # attempt, before which the policy may have been switched. It may not be installed here.
+    # attempt, before which the policy may have been switched. This process may lack the policy.
     first_policy: PolicyInForce | None = None
     # True if PACELINE_SERVER, the address of a server, is set. Paceline's launchers do not pass
     # that variable to ranks.

@@ -175,7 +175,7 @@ class Loop(TrainingState):
         """Begin a step whose batch is loaded; the script waited `data_s` seconds for the batch.
 
         Return True if the loop's body must run on the batch. Otherwise the step is already over for
-        this rank: another rank has taken its batch over, or it has none.
+        this rank: another rank has taken the batch over, or this rank has no samples in the step.
         """
         assert self.wiring is not None
         for begin_step in self.on.begin_step:

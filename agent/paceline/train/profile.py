@@ -60,8 +60,8 @@ class Profile(msgspec.Struct, frozen=True):
 def measure(run_batch: Callable[[int], object], most: int, finish: Finish, hold: Hold) -> Profile:
     """Time batches of 2, 4, 8, … samples, until memory runs out, and one of `most` samples.
 
-    `finish` waits for the model's device. If a device is emulated, `hold` waits until it would be
-    done. Errors are as those of `measure_with`.
+    `finish` waits for the model's device. `hold` waits until the emulated device, if there is one,
+    would be done. Errors are as those of `measure_with`.
     """
     return measure_with(partial(_timed, run_batch, finish, hold), most)
 

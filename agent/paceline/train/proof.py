@@ -803,7 +803,7 @@ class Rehearsal:
 
     def _noting(self, backward: Any) -> Any:
         def noting(*args: Any, **kwargs: Any) -> None:
-            # The gradients of a nested pass are noted when the outer pass ends.
+            # The gradients of a nested pass are recorded when the outer pass ends.
             if self._depth:
                 backward(*args, **kwargs)
                 return

@@ -125,7 +125,7 @@ def prove_first(state: TrainingState, loader: Loading, frame: FrameType) -> None
 
 
 def profile_first(state: TrainingState, loader: Loading, frame: FrameType) -> None:
-    """Profile the ranks before the first step, if its policy asks for it; all ranks call it.
+    """Profile the ranks before training if the first policy uses profiles; all ranks call it.
 
     If a rank cannot be profiled, no rank has a profile, and rank 0 writes the reason. `frame` is
     the frame that requests the loader's first batch.
@@ -340,7 +340,7 @@ class _Body:
             )
 
     def run_again(self, batch: Any) -> None:
-        """Run the statements of the last `run` without checking them; without one, `run`.
+        """Run the statements of the last `run` without checking them; the first time, `run`.
 
         So the statements' own time can be measured. Errors are those of `run`.
         """

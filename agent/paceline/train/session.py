@@ -379,8 +379,9 @@ class Session:
         """Declare the optimiser that trains the wrapped models; return it.
 
         Policies that relax synchronisation need the optimiser and the scaler. Call this once, after
-        `wrap` and before the first iteration, on every rank. If one of them was not declared,
-        Paceline searches the process's objects for it when relaxed synchronisation begins.
+        `wrap` and before the first iteration, on every rank. If the optimiser or the scaler was not
+        declared, Paceline searches the process's objects for it when relaxed synchronisation
+        begins.
 
         Args:
             optimizer: an optimiser with parameters of wrapped models. Give torch's optimiser

@@ -44,7 +44,7 @@ _COMMUNICATING = {
     *("reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
     *("reduce_scatter_tensor_coalesced", "scatter", "send", "split_group"),
 }
-# Namespaces of the operators in which the same methods end if they are called from C++.
+# Namespaces of the operators that run in place of these methods if C++ code calls a collective.
 _OPERATORS = {"c10d", "_c10d_functional", "_c10d_functional_autograd"}
 
 
@@ -93,7 +93,7 @@ class TimedTrials(Rehearsal):
     def time(self, indices: list[int], run: Callable[[Any], object], hold: Hold) -> float:
         """Return the seconds in which `run` computes the gradients of a batch of these samples.
 
-        If a device is emulated, `hold` waits until it would be done.
+        `hold` waits until the emulated device, if there is one, would be done.
 
         Raises:
             NotProvableError: the gradients cannot be computed alone.

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 QUEUE = "paceline/times"
 _SIGNATURE_BYTES = 16
-# Minimum interval at which a rank sends its records, in seconds, and for each rank of the run: rank
-# 0 takes some 60 µs to read an entry of the queue.
+# A rank sends its records at most every `_SEND_S` seconds, and at most every `_SEND_S_PER_RANK`
+# seconds times the number of ranks: rank 0 takes some 60 µs to read an entry of the queue.
 _SEND_S, _SEND_S_PER_RANK = 0.1, 1 / 300
 
 

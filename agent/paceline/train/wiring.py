@@ -189,8 +189,8 @@ class Findings:
     `devices` and `profiles` have one entry for each rank, or are empty. `typical` are the indices
     of samples of typical sizes, by ascending size; empty before profiling. `epochs` is the number
     of epochs that the script trains, and `gradient_bytes` is the size of one rank's gradients; None
-    means unknown. `given_limits` are the limits before a profile that the script did not call for;
-    None: there was none.
+    means unknown. `given_limits` are the limits that the ranks had before `replay.profile_first`
+    profiled them; None: it did not.
     """
 
     lookahead: int = 0

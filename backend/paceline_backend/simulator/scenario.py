@@ -378,10 +378,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _profiles(self, devices: Emulation, size: float) -> list[list[tuple[int, float]]]:
-        """Return pairs (samples, seconds) of each worker's trial batches, [W], as real ranks do.
+        """Return pairs (samples, seconds) of each worker's trial batches, [W]; see `core.trials`.
 
-        Trials are not slowed down, and have other noise than the run's steps. Without room on some
-        worker there are no profiles.
+        The scenario's slowdowns do not affect the trials, whose noise differs from that of the
+        run's steps. If no sample fits into some worker's memory, there are no profiles.
         """
         world, room = self.workers, self.memory_limits() or [self.global_batch] * self.workers
         if min(room) < 1:

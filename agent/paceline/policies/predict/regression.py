@@ -1,5 +1,6 @@
-"""Fit of one rank's rows for `linear.LinearPredictor`, row by row, oldest first, as compiled code.
+"""Compiled code that fits each rank's model for `linear.LinearPredictor`.
 
+A rank's steps, called rows, are added to its fit one by one, oldest first.
 `linear` calls `fit_ranks` dozens of times for each plan. The functions have many parameters, all
 plain arrays and numbers, because Numba determines the types of other arguments, such as named
 tuples, in Python at each call. Everywhere, `variance` is the variance of a rank's noise, and
@@ -47,7 +48,7 @@ _LITTLE, _NOISE_ROWS = 0.01, 2.0
 _RARE = 8.0
 # A difference of two terms that is below this fraction of the terms counts as a rounding error.
 _ROUND = 1e-10
-# Residuals of rows are clipped to this value when costs are compared.
+# Residuals of rows are clipped to this value when cost functions are compared.
 _CAP = 0.3
 # Smaller residuals count as this value when fits are compared.
 LEAST_RESIDUAL = 0.003

@@ -66,9 +66,9 @@ class DynamicAllocator:
     in the paper, μ_k is the moving average of worker k's iteration times since the counts last
     changed. The average is the mean of these times until it covers 1 / `smoothing` steps; from then
     on, the newest time has the weight `smoothing`. Steps with less than half of a global batch (an
-    epoch's last step) do not count. Times of other steps with other counts (such as steps of the
-    previous policy) are scaled in proportion. If sizes differ, μ_k is the expected time of worker k
-    for typical samples (`counts.typical_s`).
+    epoch's last step) do not count. If worker k had another count in a step (such as under the
+    previous policy), the time is scaled in proportion. If sizes differ, μ_k is the expected time of
+    worker k for typical samples (`counts.typical_s`).
 
     The first counts are in proportion to `capacity` or, if it is empty, to the nominal speeds of
     the devices. Counts then change at most every `every_steps` steps, and only if some worker's

@@ -100,7 +100,7 @@ def fit_profile(points: list[tuple[int, float]]) -> Floats:
     """
     samples, time_s = np.array(points, np.float64).T
     scale = powers(samples.max())
-    # The times in units of the measured ones, so that errors are relative.
+    # Divide by the measured times, so that errors are relative.
     columns = powers(samples) / scale / time_s[:, None]
     best, least = np.zeros(4), np.inf
     # The solution is the unconstrained fit of some of the four terms. Trying all sets of terms
@@ -132,8 +132,8 @@ class LbbAllocator:
     differ, it is the worker's expected time for typical samples (`counts.typical_s`).
 
     A worker may get no samples (B_i = 0). It then does not count for SE. In Eq. 3, it still has a
-    model: by measured times, its last one. After `retry_steps` steps it gets `step` samples from
-    the worker with most samples, so that its time is measured.
+    model: if times are measured, the last model that it had. After `retry_steps` steps it gets
+    `step` samples from the worker with most samples, so that its time is measured.
     """
 
     fine_threshold: float = 0.05
@@ -266,8 +266,8 @@ def rough_models(rows: StepTable, fixed: Floats, before: Floats, least: Floats) 
     profiling phase or the predictor, [W]. `before` has the slopes of earlier models, [W]; 0:
     unknown. Workers without samples keep their slope, or have the mean slope if it is unknown.
 
-    The slope of a measured worker is at least `least`, [W], and its a0 is then smaller. Otherwise
-    one short step, in which CT is near a0, could give a worker most of the batch.
+    A measured worker's slope below `least`, [W], is raised to it, and a0 lowered accordingly.
+    Otherwise one short step, in which CT is near a0, could give a worker most of the batch.
     """
     samples, compute_s, steps = rows.sums()
     known = steps > 0

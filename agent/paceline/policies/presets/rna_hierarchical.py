@@ -3,7 +3,7 @@
 A group's reduction rounds follow the group's own speed, so the gradients of a rank that is always
 slow are not older than the gradients of a fast rank. Fast ranks also take over batches of slow
 ranks, even of other groups. Ranks of similar speed are one group, also on several nodes. Whole
-nodes are divided first (unless the parameter `groups` is "speed"), so that a slow node is a group
+nodes are grouped first (unless the parameter `groups` is "speed"), so that a slow node is a group
 of its own. Between groups, a parameter server adds up the changes of each group (RNA, Sec. 4).
 """
 
@@ -40,7 +40,7 @@ class Grouping:
 
     The newest steps are divided into `_HISTORY_PARTS` parts. The groups change only if each part
     alone gives the same new groups, so that noise does not move a rank back and forth. With
-    `by_node`, whole nodes are divided first. `nodes` has the index of each rank's node, [W]; None:
+    `by_node`, whole nodes are grouped first. `nodes` has the index of each rank's node, [W]; None:
     there is one node, or nodes do not matter. For `spread` and `nodes` see also `groups`, and for
     the other fields `HierarchicalRules`.
     """
@@ -167,7 +167,7 @@ class RnaHierarchicalParameters(RelaxedParameters, frozen=True):
         Literal["auto", "speed"],
         Meta(
             description="How ranks are grouped if their speeds differ by more than `spread`. auto: "
-            "whole nodes are divided first, then ranks. speed: ranks alone."
+            "whole nodes first, then the ranks of each group. speed: ranks, wherever they are."
         ),
     ] = "auto"
     spread: Annotated[

@@ -35,7 +35,8 @@ _CUT_BISECTIONS = 6
 FEW_RANKS = 64
 # Maximum number of samples for branch and bound.
 _FEW_SAMPLES = 20
-# Number of exchanges that are tried for one batch, which takes 2 ms; with many ranks, fewer.
+# Maximum number of exchanges that are tried for one batch, which take 2 ms. With many ranks, the
+# maximum is lower.
 _BATCH_EXCHANGES = 1_000_000
 # Maximum number of nodes of branch and bound, which take 2 ms.
 _MOST_SEARCH_NODES = 30_000
@@ -128,7 +129,10 @@ def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) 
 
 
 def _goal_and_bound(sizes: Floats, workers: Workers, goal: float) -> tuple[float, float]:
-    """Return `goal`, but not below the time of the largest sample alone, and a lower bound."""
+    """Return a pair: `goal`, and a lower bound of the slowest rank's time.
+
+    `goal` is raised to the shortest time in which a rank computes the largest sample alone.
+    """
     alone = float((workers.a * sizes.max() + workers.c + workers.b)[workers.most > 0].min())
     goal = max(goal, alone)
     return goal, max(least(sizes, workers), alone) if len(workers.a) <= FEW_RANKS else goal
@@ -137,8 +141,8 @@ def _goal_and_bound(sizes: Floats, workers: Workers, goal: float) -> tuple[float
 def search(sizes: Floats, workers: Workers, bound: float, ranks: Ints, nodes: int) -> None:
     """Improve an assignment of samples to ranks, [n], by a branch and bound, in place.
 
-    Without the maximum number of `nodes`, the result is optimal. `sizes` must be descending.
-    `bound` is a lower bound of the slowest rank's time.
+    The result is optimal if the search ends before it has visited `nodes` nodes. `sizes` must be
+    descending. `bound` is a lower bound of the slowest rank's time.
     """
     slowest_s = float(DescentState.of(sizes, ranks, workers).time_s.max())
     if slowest_s > bound * (1 + 1e-12):
@@ -150,9 +154,9 @@ def search(sizes: Floats, workers: Workers, bound: float, ranks: Ints, nodes: in
 def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
     """Cut the sequence of samples into one slice per rank, so that the slowest rank ends early.
 
-    Return each sample's rank, [n], and True; or False if no cut keeps the ranks' limits. No cut
-    takes less time than `low`. The search begins there, because samples arranged by `compose` have
-    cuts whose time is near `low`.
+    Return each sample's rank, [n], and whether some cut keeps the ranks' limits; if none does, the
+    first result has no meaning. No cut takes less time than `low`. The search begins with the time
+    `low`, because samples arranged by `compose` have cuts whose time is near it.
     """
     ranks, best, fits = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64), False
     step = _CLOSE / 16 * low
@@ -221,9 +225,9 @@ def _by_deviation(more: Floats, gap: Floats, left: Ints) -> Ints:
 
     Samples above the mean, the largest first, go to the rank whose load can still grow most. Then
     samples below the mean, the smallest first, go to the rank whose load can grow least. The
-    samples that a rank still lacks count as average. `more` is how far each sample is above the
-    mean, descending, [n]; `gap` how much each rank's load can grow beyond average samples, [W];
-    `left` each rank's number of samples, [W].
+    samples that a rank does not have yet count as samples of mean size. `more` is how far each
+    sample is above the mean, descending, [n]; `gap` how much each rank's load can grow beyond
+    average samples, [W]; `left` each rank's number of samples, [W].
     """
     above, none = int(np.count_nonzero(more >= 0)), np.zeros(len(gap))
     ranks = np.empty(len(more), np.int64)
@@ -234,7 +238,7 @@ def _by_deviation(more: Floats, gap: Floats, left: Ints) -> Ints:
 
 
 def _heap(gap: Floats, left: Ints) -> Ints:
-    """Return the ranks that can get samples, the largest gap first, which is a heap."""
+    """Return the ranks that can get samples, sorted by descending gap and thus a heap."""
     order = np.argsort(-gap, kind="stable")
     return order[left[order] > 0]
 

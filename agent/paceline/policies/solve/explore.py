@@ -1,10 +1,10 @@
 """Iterated local search: a better division of one batch than the exchanges of `balance` find.
 
-A plan for each step has no time for it; `paceline.partition` does. Each round moves or exchanges a
-few random samples and then lets the slowest rank exchange samples until no exchange helps
-(`descend`). A round whose slowest rank ends later than in the best division so far is undone; a
-quarter of the rounds may be up to a tenth worse. The random numbers are always the same, so equal
-batches get equal divisions.
+The search takes too long for plans of a run's steps, so only `paceline.partition` uses it. Each
+round moves or exchanges a few random samples and then lets the slowest rank exchange samples until
+no exchange helps (`descend`). If the slowest rank then ends later than in the best division so far,
+the round is undone; in a quarter of the rounds, only if it ends more than a tenth later. The random
+numbers are always the same, so equal batches get equal divisions.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from paceline.policies.solve.balance import DescentState, descend, hand_over, li
 from paceline.policies.solve.workers import Workers
 from paceline.policies.values import Floats, Ints
 
-# Maximum number of rounds, and about the number of exchanges that all of them may try.
+# Maximum number of rounds, and about the maximum number of exchanges that all rounds together try.
 _ROUNDS = 5_000
 _EXCHANGES = 40_000_000
 # Maximum number of random changes of a round.
 _CHANGES = 6
-# A round is undone if it is worse by more than `_WORSE`, or in most rounds if it is worse at all.
+# In this fraction of the rounds, the slowest rank may end later than in the best division so far,
+# by the fraction `_WORSE`.
 _WORSE_SHARE = 0.25
 _WORSE = 0.1
 
@@ -69,7 +70,10 @@ def _rounds(state: DescentState, enough: float, draws: Ints, changes: Ints, wors
 
 @compiled
 def _change(sample: int, other: int, state: DescentState) -> None:
-    """Exchange two samples, or move one: `other` is a sample, or a rank above the samples."""
+    """Exchange two samples, or move one to another rank.
+
+    `other` is the second sample or, if there are n samples, n + the number of the other rank.
+    """
     giver, samples = state.ranks[sample], len(state.sizes)
     taker = other - samples if other >= samples else state.ranks[other]
     if taker == giver or state.w.most[taker] == 0:

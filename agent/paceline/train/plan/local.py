@@ -62,7 +62,8 @@ _CLOSE_S = 2.0
 _LAST_REPORT_S = 3.0
 # Size of the newest entries of the queue that are kept for each rank: over 100 records.
 _KEPT_BYTES = 16_384
-# A controller answers if it proposes one of the next segments, or is at most this many late.
+# A proposal shows that a controller plans if its segment is at most this many segments before the
+# newest adopted one.
 _LATE = 2
 # `-P` keeps the current directory, which may have modules named like Python's, off the path.
 _PROGRAM = [sys.executable, "-P", "-c", "from paceline.planning.process import main; main()"]
@@ -112,7 +113,7 @@ class LocalPlanner:
         self._measured_bytes = 0
         # Adopted segments, each with the time of its adoption.
         self._new: deque[tuple[float, Plan]] = deque()
-        # The controller's last proposal for a segment that was not long past, and its time.
+        # The controller's last proposal that was at most `_LATE` segments late, and its time.
         self._answer: Proposal | None = None
         self._answered_at = 0.0
         # Time of the first segment that was adopted after that proposal.
@@ -254,7 +255,7 @@ class LocalPlanner:
             return
         plan = proposal.plan
         self._policy = PolicyInForce(plan.policy, proposal.parameters, plan.version)
-        # A controller that still reads the past after an outage plans segments that have run.
+        # After an outage, a controller that still reads old records plans segments that have run.
         if newest is None or plan.seq >= newest.seq - _LATE:
             self._answer, self._answered_at = proposal, self._proposals.controller_at
 
@@ -394,7 +395,7 @@ class _Child:
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """End the process. It ends itself when its connection closes, unless it plans."""
+        """End the process at once, even if it is making a plan."""
         self.connection.close()
         self._process.kill()
         self._process.wait()
