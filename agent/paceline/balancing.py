@@ -214,8 +214,8 @@ def _differenced(costs: Floats, ranks: int, *, equal_count: bool) -> Ints:
     """Assign items by the largest differencing method of Karmarkar and Karp, [n].
 
     Each partial solution has `ranks` sums, descending. The two with the largest spreads are joined,
-    the largest sum of one with the smallest of the other, until one is left. With `equal_count`,
-    the first partial solutions have an item on each rank.
+    the largest sum of one with the smallest of the other, until one is left. At first, each partial
+    solution has one item or, with `equal_count`, one item for each rank.
     """
     order = np.argsort(-costs, kind="stable")
     width = ranks if equal_count else 1

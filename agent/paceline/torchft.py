@@ -53,7 +53,7 @@ Ints = npt.NDArray[np.int64]
 
 Floats = npt.NDArray[np.float64]
 
-_WINDOW = 16  # steps whose times make a group's speed
+_WINDOW = 16  # number of newest steps from which a group's speed is computed
 _NO_PLAN = (-1, -1, 0)
 # Private attributes of torchft's Manager that are used here, and the version in which they exist.
 _USED = ("_use_async_quorum", "_group_world_size", "_quorum_future", "_quorum_id")
@@ -166,7 +166,7 @@ class Batches:
         self._order: tuple[int, Ints] = -1, np.empty(0, np.int64)
         self._quorum: Any = None
         self._given: Batch | None = None
-        # For each of the newest steps: mean seconds that a rank of this group took per unit of cost.
+        # For each of the newest steps: mean seconds per unit of cost of a rank in this group.
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
         # Id of the quorum, step and checksum of the plan that this worker computed last.
         self._plan = _NO_PLAN

@@ -287,7 +287,7 @@ class History:
         moves: tuple[Moves, tuple[int, int]] | None,
         planned: Plan | None,
     ) -> None:
-        """Set what the segments before the adopted ones have changed; see `followed.Followed`.
+        """Set the state after all segments, of which only the newest were adopted; see `Followed`.
 
         The shuffler's last result stays unknown, so the shuffler must run before the next segment.
 

@@ -69,7 +69,7 @@ class Environment:
         """Read a process's environment; an empty value counts as absent.
 
         If the run is observed (`paceline observe`), a session gets no control plane and no policy,
-        because the observer in each rank reports how the script trains as it is.
+        because the observer in each rank reports how the unchanged script trains.
 
         Raises:
             ValueError: a variable is malformed; the message names the variable.

@@ -202,7 +202,7 @@ def proportional(current: Ints, mean_s: Floats) -> Floats:
 
     The count is b_k − X_k (μ_k − mean μ) with X_k = b_k / μ_k (Eqs. 4–5), which equals b_k ·
     mean(μ) / μ_k. b is the present counts, `current`, and μ the workers' times, `mean_s`, [W] each.
-    A μ_k of 0 is unknown, and b_k then does not change. The sum of the counts changes: (1, 1) with
+    A μ_k of 0 means unknown; b_k then does not change. The sum of the counts changes: (1, 1) with
     times (1, 3) becomes (2, ⅔).
     """
     wanted, known = current.astype(np.float64), mean_s > 0

@@ -172,7 +172,8 @@ class LbbAllocator:
     ) -> _LbbMemory:
         """Return the state with new counts if the straggler effect is too large.
 
-        This is Alg. 2, lines 7–19. Workers that were measured in the step `newest` take part.
+        This is Alg. 2, lines 7–19. The straggler effect is that of the workers that have samples
+        and were measured in the step `newest`.
         """
         current = np.array(memory.counts)
         expected = line(current)

@@ -177,7 +177,7 @@ def recall(problem: Problem, kind: type[M]) -> M | None:
 
 
 def allocation(memory: Counted) -> Allocation:
-    """Return the allocation with an allocator's state, and with the counts in it."""
+    """Return an allocation that has an allocator's state, and the counts from this state."""
     return Allocation(np.array(memory.counts), msgspec.to_builtins(memory))
 
 

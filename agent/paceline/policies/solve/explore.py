@@ -50,7 +50,7 @@ def _rounds(state: DescentState, enough: float, draws: Ints, changes: Ints, wors
     best_s, best = state.time_s.max(), state.ranks.copy()
     left, of_step = _EXCHANGES, samples * (1 + samples // world)
     for i in range(len(draws)):
-        # `descend` makes at least one step.
+        # `descend` may try about `of_step` exchanges before it checks how many are left.
         if best_s <= enough or left < of_step:
             break
         for change in draws[i, : changes[i]]:

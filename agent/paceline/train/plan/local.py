@@ -55,7 +55,7 @@ AWAY_S = 1.5
 # A controller that has proposed segments for this many seconds gets the planning back, even if each
 # proposal came too late.
 _BACK_S = 5.0
-# Pause before a planning process that ended is started again: first, and at most.
+# Pause before another planning process is started after one ended: first pause, and longest pause.
 _RETRY_S, _MOST_RETRY_S = 2.0, 60.0
 _CLOSE_S = 2.0
 # Once training has ended, the thread waits at most this many seconds for the last epoch's report.
@@ -371,7 +371,7 @@ class _Child:
 
     Args:
         policy: the policy in force.
-        started_at: the newest segment when the process is started; -1: there is none.
+        started_at: number of the newest segment when the process is started; -1: there is none.
         reports: True while the process reports epochs.
     """
 
