@@ -49,7 +49,7 @@ FIRST_CHECK_PAUSE_S, MOST_CHECK_PAUSE_S = 1.0, 30.0
 
 _POLL_S = 0.25
 
-# Minimum number of steps between two measurements of the effects in an active run.
+# Minimum number of steps of an active run between two measurements of its switches' effects.
 LOOK_STEPS = 20
 
 # Maximum number of ended runs per `Effects.look`. After an upgrade of the database, the effects of
@@ -126,8 +126,9 @@ class Advisor:
     later. The next check follows at that step. It forecasts only that policy, `PLAIN` and the
     policy in force, so it takes only a tenth to a fifth of the time of a full check.
 
-    A forecast takes seconds of a CPU core, regardless of the step time. So each check doubles the
-    pause before the next one, up to `pause_s`, until `auto` switches.
+    A forecast takes seconds of a CPU core, perhaps longer than the steps until the next check. To
+    save CPU time, each check doubles the pause before the next one, up to `pause_s`, until `auto`
+    switches.
 
     Args:
         pause_s: longest pause before a run's next check, in seconds.

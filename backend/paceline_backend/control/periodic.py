@@ -1,7 +1,7 @@
 """Work that the worker repeats until it ends: one `Periodic` for each task except ingest.
 
-A failed round is logged and repeated after a pause, so that it cannot end the worker, which plans
-runs. An outage of the database or the bus is logged once at its start and once at its end. A series
+A round is one call of the task's function. A failed round is logged and repeated after a pause, so
+that it cannot end the worker, which plans runs. An outage of the database or the bus is logged once at its start and once at its end. A series
 of other errors is logged likewise, the first error with its traceback. The state that a round keeps
 in memory must therefore be valid after a round that failed halfway.
 

@@ -49,7 +49,7 @@ class TimeLoss:
     Args:
         kind: node, transient, periodic, input, data, network, between or planning.
         ranks: the responsible ranks; empty: no rank is named.
-        effect: change of the times.
+        effect: how the cause changes the times of the ranks' steps.
         since: first step of the cause; None: the cause started before the covered steps.
         until: last step of the cause; None: the cause is still active.
         factor: time with the cause ÷ time without it, the median over `ranks`; None: not
