@@ -123,8 +123,8 @@ class Advisor:
     of speed, the next forecast follows once there are twice as many steps.
 
     `auto` acts on a promising forecast only if the forecast still holds `steps_to_hold` steps
-    later. The next check follows at that step. It forecasts only that policy, `PLAIN` and the
-    policy in force, so it takes only a tenth to a fifth of the time of a full check.
+    later. The next check follows at that step. This check forecasts only the promising policy,
+    `PLAIN` and the policy in force, which takes a tenth to a fifth of the time of a full check.
 
     A forecast takes seconds of a CPU core, perhaps longer than the steps until the next check. To
     save CPU time, each check doubles the pause before the next one, up to `pause_s`, until `auto`

@@ -507,7 +507,8 @@ def _stop_left(
 ) -> None:
     """Stop the jobs of a run that moved to another backend or was deleted.
 
-    Record when the engine has none of the run's jobs left. `alone` is True if no other worker can be submitting a job of the run now.
+    Record when the engine has none of the run's jobs left. `alone` is True if no other worker can
+    be submitting a job of the run now.
 
     Raises:
         EngineAwayError: the engine does not answer.

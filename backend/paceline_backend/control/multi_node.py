@@ -236,7 +236,7 @@ def _order(what: str, group: MultiNodeRun, row: RunNode) -> _Order:
 
 
 def _failed_to_start(group: MultiNodeRun) -> RunNode | None:
-    """Return a node that failed before any node trained, if the others are too few without it.
+    """Return a node that failed before any node trained, if the run has too few nodes without it.
 
     A node that was lost does not count, and neither does one whose agent or launcher was killed:
     another node can take its place.

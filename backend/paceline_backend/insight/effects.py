@@ -161,8 +161,8 @@ def note(store: Store, run: int, *, ended: bool) -> None:
     """Store the measured effects of a run's switches.
 
     A stored effect that is `complete` (no later step can change it) is not stored again. While the
-    run is active (`ended` is false), effects that are neither `known` nor `complete` are not stored;
-    see `SwitchEffect`.
+    run is active (`ended` is false), effects are stored only if they are `known` or `complete`; see
+    `SwitchEffect`.
     """
     with store.read() as connection:
         made = effects_of(connection, run)

@@ -20,8 +20,8 @@ from paceline_backend.store.telemetry.phases import RunPhases
 # `least_s` seconds, by default `SHORTEST_HANG_S`.
 HANG_STEPS = 10.0  # × a step's time
 SHORTEST_HANG_S = 30.0  # seconds
-# If all ranks are in the loop's body, they may be running an evaluation. The run then counts as hung
-# only if the time without progress is this many times as long as in other phases.
+# If all ranks are in the loop's body, they may be running an evaluation. The run then counts as
+# hung only after this many times the time without progress that counts as a hang in other phases.
 BODY_TIMES = 10.0
 # Older reports of a phase are ignored, because ranks report their phase every 10 s.
 PHASE_FRESH_S = 25.0  # seconds

@@ -150,9 +150,9 @@ class Account:
         least_s = least * self.times.wall_s
         account, alone = self, self.alone_s()
         while len(alone) and alone.min() < least_s:
-            # Leaving a finding out changes the costs of the others, because its time then counts as
-            # usual time. So first leave out all findings far below the limit at once, then always
-            # the one with the lowest cost.
+            # If one finding is left out, the costs of all other findings change, because the time
+            # that it explained now belongs to the run without causes. So first leave out all
+            # findings far below the limit, then one finding at a time, the one with the lowest cost.
             gone = alone < THRESHOLDS.far * least_s
             if not gone.any():
                 gone = np.arange(len(alone)) == alone.argmin()

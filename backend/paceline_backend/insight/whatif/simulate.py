@@ -168,7 +168,7 @@ def simulate(
                 del simulated[name]
                 continue
             except Exception as error:
-                # A failing third-party policy must not end the forecast of the others.
+                # A failing third-party policy must not prevent the forecasts of other policies.
                 left_out[name] = f"{type(error).__name__}: {error}"
                 del simulated[name]
                 continue
@@ -205,7 +205,7 @@ def _options(
                 continue
             policy = policies.make(name, parameters)
         except Exception as error:
-            # A failing third-party preset must not end the forecast of the others.
+            # A failing third-party preset must not prevent the forecasts of other presets.
             left_out[called] = f"{type(error).__name__}: {error}"
             continue
         if reason := policies.unsuited(policy, budget):
