@@ -126,9 +126,9 @@ class Advisor:
     later. The next check follows at that step. This check forecasts only the promising policy,
     `PLAIN` and the policy in force, which takes a tenth to a fifth of the time of a full check.
 
-    A forecast takes seconds of a CPU core, perhaps longer than the steps until the next check. To
-    save CPU time, each check doubles the pause before the next one, up to `pause_s`, until `auto`
-    switches.
+    A forecast takes seconds of a CPU core, even if the `AUTO_STEPS` steps between two checks take
+    less time. To save CPU time, each check doubles the pause before the next one, up to `pause_s`,
+    until `auto` switches.
 
     Args:
         pause_s: longest pause before a run's next check, in seconds.

@@ -176,7 +176,7 @@ def _known(client: redis.Redis) -> set[str]:
 
 
 def look_for_floods(store: Store, guard: Guard) -> None:
-    """Disable users that flood the bus, and enable those whose time is over and stream is short.
+    """Disable users that flood the bus, and enable them again later; see `Guard.switch_on`.
 
     The flood of a run's stream is described in the run's `message`.
     """

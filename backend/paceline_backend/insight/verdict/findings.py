@@ -152,7 +152,7 @@ class Account:
         while len(alone) and alone.min() < least_s:
             # If one finding is left out, the costs of all other findings change, because the time
             # that it explained now belongs to the run without causes. So first leave out all
-            # findings far below the limit, then one finding at a time, the one with the lowest cost.
+            # findings far below the limit, then one by one the finding with the lowest cost.
             gone = alone < THRESHOLDS.far * least_s
             if not gone.any():
                 gone = np.arange(len(alone)) == alone.argmin()
