@@ -49,7 +49,7 @@ FIRST_CHECK_PAUSE_S, MOST_CHECK_PAUSE_S = 1.0, 30.0
 
 _POLL_S = 0.25
 
-# Minimum number of steps between two measurements of the effects in an active run.
+# Minimum number of steps of an active run between two measurements of its switches' effects.
 LOOK_STEPS = 20
 
 # Maximum number of ended runs per `Effects.look`. After an upgrade of the database, the effects of
@@ -123,11 +123,12 @@ class Advisor:
     of speed, the next forecast follows once there are twice as many steps.
 
     `auto` acts on a promising forecast only if the forecast still holds `steps_to_hold` steps
-    later. The next check follows at that step. It forecasts only that policy, `PLAIN` and the
-    policy in force, so it takes only a tenth to a fifth of the time of a full check.
+    later. The next check follows at that step. This check forecasts only the promising policy,
+    `PLAIN` and the policy in force, which takes a tenth to a fifth of the time of a full check.
 
-    A forecast takes seconds of a CPU core, regardless of the step time. So each check doubles the
-    pause before the next one, up to `pause_s`, until `auto` switches.
+    A forecast takes seconds of a CPU core, even if the `AUTO_STEPS` steps between two checks take
+    less time. To save CPU time, each check doubles the pause before the next one, up to `pause_s`,
+    until `auto` switches.
 
     Args:
         pause_s: longest pause before a run's next check, in seconds.

@@ -33,7 +33,7 @@ _FORGET_EVERY_S = 3_600.0
 
 # Time for which a worker claims a delivery. It is longer than the delivery takes.
 CLAIM_S = 60.0
-# Maximum number of tries of a delivery. The last try follows the first after about 3.4 hours.
+# Maximum number of tries of a delivery. The last try is made about 3.4 hours after the first.
 MOST_TRIES = 12
 # The pause between two tries doubles from `FIRST_RETRY_S` up to `LONGEST_RETRY_S`.
 FIRST_RETRY_S = 10.0

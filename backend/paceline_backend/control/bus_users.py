@@ -2,7 +2,8 @@
 
 The worker calls `UserReconciler.look` every second. `look` recreates users that a restart of the
 bus lost, and removes users whose node or run no longer has a session. `look_for_floods` disables
-users that flood the bus (`server.floods`), and reports a flood in the message of its run.
+users that flood the bus (`server.floods`), and describes the flood of a run's user in the run's
+`message`, which the API shows.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class UserReconciler:
         self._tried_door = False
 
     def look(self, client: redis.Redis) -> None:
-        """Reconcile the users, and check once whether the bus is protected."""
+        """Reconcile the users. The first call also checks the bus's password and memory limits."""
         self.keep(client)
         self.try_door()
 
@@ -175,7 +176,10 @@ def _known(client: redis.Redis) -> set[str]:
 
 
 def look_for_floods(store: Store, guard: Guard) -> None:
-    """Check the streams of all runs and nodes once; report a flood in the message of its run."""
+    """Disable users that flood the bus, and enable them again later; see `Guard.switch_on`.
+
+    The flood of a run's stream is described in the run's `message`.
+    """
     for flood in guard.look_at_all():
         if flood.news:
             _record(store, flood, guard.bounds)

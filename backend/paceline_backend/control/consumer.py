@@ -44,11 +44,12 @@ class Consumer:
     Entries belong to the member until it acknowledges them (XACK): `read` returns them again after
     `reset`, and another member claims them once they have been idle for `claim_idle_s`.
 
-    Streams are read fairly. Each stream has an equal quota of a batch, and streams with more
-    entries than their quota share what the others leave. So a flooded stream does not delay others.
-    The sizes of entries are unknown before they are read. So the first read, and the first after
-    `reset`, takes one entry of each stream. Each later read may take twice as many entries as the
-    read before, as long as the entries fill at most half of a batch's bytes. Streams with large
+    Streams are read fairly. Each stream has an equal quota of a batch. If some streams have fewer
+    entries, streams with more entries than their quota share the rest of the batch. So a flooded
+    stream does not delay others. The sizes of entries are unknown before they are read. So the
+    first batch, and the first after `reset`, begins with one entry of each stream. Each later batch
+    begins with up to twice as many entries as the batch before, but with no more than fill half of
+    a batch's bytes if all are as large as the largest entry of the batch before. Streams with large
     entries contribute fewer entries.
 
     Args:
@@ -121,7 +122,7 @@ class Consumer:
                 first entries are read without knowing their size, and each further read at most
                 doubles their number.
         """
-        # New entries are read last, so until then every stream may hold some.
+        # New entries are read last. Until they have been read, every stream may hold some.
         self.unread = set(self._streams)
         try:
             first = min(count, self._first)

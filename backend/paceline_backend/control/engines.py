@@ -8,7 +8,7 @@ The worker compares both lists every few seconds, so it can be killed at any tim
 * If all jobs of a run have ended and no more messages arrive, the run fails with the engine's
   reason, or is stopped if the jobs were cancelled.
 * It stops the jobs of an ended run, after its nodes had time to deliver their telemetry. Jobs of a
-  run that moved elsewhere or was deleted are stopped at once (`store.jobs.leftovers`).
+  run that moved to another backend or was deleted are stopped at once (`store.jobs.leftovers`).
 * It passes cordons of machines, and their ends, to the engine.
 
 `Engines` decides which engines are due, and isolates errors of one engine or run.
@@ -240,8 +240,9 @@ class Attendant:
         # By run: the time at which this worker first found that the run, or all its jobs, had
         # ended; and the time of the run's last message, as known then.
         self._since: dict[str, tuple[float, object]] = {}
-        # By run: the parts whose jobs the engine listed last. Contains only runs that this worker
-        # has seen active, and whose jobs it has not stopped since.
+        # By run: the parts whose jobs had not ended when the engine last listed any such job.
+        # Contains only runs that this worker has seen active, and whose jobs it has not stopped
+        # since.
         self._last: dict[str, Collection[str]] = {}
 
     def forget_others(self, ids: Collection[str]) -> None:
@@ -448,7 +449,7 @@ class Attendant:
 
 
 def _may_submit(run: EngineRun, part: str, by_part: Mapping[str, Job]) -> bool:
-    """Return True for the first job, and for the others once nodes of the run have started."""
+    """Return True if `part` is the run's first job, or if nodes of the run have started."""
     runs = any(job.state == "running" for job in by_part.values())
     return part == "0" or runs or run.state not in WAITING
 
@@ -504,9 +505,10 @@ def telling(
 def _stop_left(
     store: Store, engine: Engine, left: Leftover, known: Sequence[Job], *, alone: bool
 ) -> None:
-    """Stop the jobs of a run that moved elsewhere or was deleted; record when none are left.
+    """Stop the jobs of a run that moved to another backend or was deleted.
 
-    `alone` is True if no other worker can be submitting a job of the run now.
+    Record when the engine has none of the run's jobs left. `alone` is True if no other worker can
+    be submitting a job of the run now.
 
     Raises:
         EngineAwayError: the engine does not answer.

@@ -54,8 +54,8 @@ class HangWatch:
         self._at = 0.0
         # By run: attempt and time of the last order to kill its ranks.
         self._ordered: dict[int, tuple[int, float]] = {}
-        # By run: attempt, step and progress at which it hangs, and the time of the first check that
-        # found it there.
+        # By run that hangs: its attempt, its newest complete step and the number of later records,
+        # and the time of the first check that found these values.
         self._still: dict[int, tuple[object, float]] = {}
 
     def scan(self) -> None:

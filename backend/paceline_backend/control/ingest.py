@@ -365,7 +365,7 @@ class Ingest:
         return len(items)
 
     def _hold_back_ends(self, client: redis.Redis, received: list[Received]) -> list[Received]:
-        """Hold back messages that end a run if the run's stream has more entries; return the rest.
+        """Hold back messages that end a run whose stream has more entries; return other messages.
 
         The end of a run must be stored last. Stored entries are deleted from their stream. An entry
         that is still there has not been read, or a worker has read it but has not stored it yet. A
@@ -403,7 +403,7 @@ class Ingest:
         return Outage(logger, f"ingest waits for {name}", f"ingest continues: {name} is back")
 
     def _check(self, items: list[_Item], *, sound: bool = False) -> list[_Item]:
-        """Give implausible items a `reason`, and return the others.
+        """Give implausible items a `reason`, and return the plausible items.
 
         For `sound` see `Checks.reasons`.
         """
@@ -460,8 +460,8 @@ class Ingest:
     def _write_apart(self, items: list[_Item], stop: threading.Event) -> set[str]:
         """Commit items that cannot be committed together; see `_write`.
 
-        Give items with a defect a `reason` and commit the others. If there is no such item, commit
-        both halves of the items separately.
+        Give items with a defect a `reason` and commit the items without a defect. If no item has a
+        defect, commit the first half of the items, then the second half.
         """
         for item in items:
             item.reason = None if item.message is None else defect(item.message)

@@ -54,7 +54,7 @@ class IngestProcess:
         self.stats = IngestStats()
         # Last known value of `Ingest.behind` in the child.
         self.behind = False
-        # Import all backends before the fork, because both processes need them at once.
+        # Import all backends before the fork, because both processes need them immediately.
         backends.names()
         fork = multiprocessing.get_context("fork")
         self._child, childs_end = fork.Pipe()

@@ -3,7 +3,7 @@
 `requests` and ingest write the desired state: the nodes on which a run was launched, which of them
 leave, and which replace others (`store.nodes.run_nodes`), and the phase of the run's `Rendezvous`.
 The worker compares the desired state with the reports of the nodes. For each run,
-`NodeReconciler.reconcile` gives the orders that are due and takes the next step:
+`NodeReconciler.reconcile` sends the orders that are due, as follows:
 
 * Rendezvous: the first node of a launch that reports an address becomes the host. Each node that
   has reported an address, including a node that joins later, gets a `JoinRendezvous` with the
@@ -110,7 +110,7 @@ class NodeReconciler:
     def reconcile(
         self, client: redis.Redis, group: MultiNodeRun, listed: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Give the orders that are due in a run, and take its next step. Idempotent.
+        """Send the orders that are due in a run, and store the changes of its state. Idempotent.
 
         `listed` are the rows of `store.nodes.listed`.
         """
@@ -236,7 +236,7 @@ def _order(what: str, group: MultiNodeRun, row: RunNode) -> _Order:
 
 
 def _failed_to_start(group: MultiNodeRun) -> RunNode | None:
-    """Return a node that failed before any node trained, if the others are too few without it.
+    """Return a node that failed before any node trained, if the run has too few nodes without it.
 
     A node that was lost does not count, and neither does one whose agent or launcher was killed:
     another node can take its place.

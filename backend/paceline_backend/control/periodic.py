@@ -1,9 +1,10 @@
 """Work that the worker repeats until it ends: one `Periodic` for each task except ingest.
 
-A failed round is logged and repeated after a pause, so that it cannot end the worker, which plans
-runs. An outage of the database or the bus is logged once at its start and once at its end. A series
-of other errors is logged likewise, the first error with its traceback. The state that a round keeps
-in memory must therefore be valid after a round that failed halfway.
+A round is one call of the task's function. A failed round is logged and repeated after a pause, so
+that it cannot end the worker, which plans runs. An outage of the database or the bus is logged once
+at its start and once at its end. A series of other errors is logged likewise, the first error with
+its traceback. The state that a round keeps in memory must therefore be valid after a round that
+failed halfway.
 
 Most rounds find nothing to do while no run is active and no client changes anything. `IdleMonitor`
 calls that *quiet*: the last entry on `CHANGES` is older than `QUIET_AFTER_S`, and no run is active.
@@ -79,7 +80,7 @@ class Periodic:
         self._needless = needless
 
     def run(self, stop: threading.Event, idle: IdleMonitor | None = None) -> None:
-        """Run the first round at once and the others after a pause each, until `stop` is set.
+        """Run one round after the other, with a pause between two rounds, until `stop` is set.
 
         Without `idle`, all pauses have their usual length.
         """

@@ -158,10 +158,11 @@ def effects_of(connection: Connection, run: int) -> list[SwitchEffect]:
 
 
 def note(store: Store, run: int, *, ended: bool) -> None:
-    """Store the measured effects of a run's switches that are not stored as `complete` yet.
+    """Store the measured effects of a run's switches.
 
-    While the run is active (`ended` is false), only effects that are `known` or `complete` are
-    stored.
+    A stored effect that is `complete` (no later step can change it) is not stored again. While the
+    run is active (`ended` is false), effects are stored only if they are `known` or `complete`; see
+    `SwitchEffect`.
     """
     with store.read() as connection:
         made = effects_of(connection, run)

@@ -253,7 +253,7 @@ def _groups(rows: Iterable[Mapping[str, Any]], by: By) -> list[dict[str, Any]]:
     """Sum rows up by group, and return the groups, the group with the most waiting hours first.
 
     At most `_MOST_GROUPS` groups are returned. If there are more, the last returned group, with the
-    key None, combines the rest.
+    key None, combines all groups that are not returned.
     """
     groups: dict[str | None, dict[str, Any]] = {}
     for row in rows:

@@ -20,8 +20,8 @@ from paceline_backend.store.telemetry.phases import RunPhases
 # `least_s` seconds, by default `SHORTEST_HANG_S`.
 HANG_STEPS = 10.0  # × a step's time
 SHORTEST_HANG_S = 30.0  # seconds
-# If all ranks are in the loop's body, they may be running an evaluation. A run then hangs only
-# after this multiple of the time without progress that otherwise counts as a hang.
+# If all ranks are in the loop's body, they may be running an evaluation. The run then counts as
+# hung only after this many times the time without progress that counts as a hang in other phases.
 BODY_TIMES = 10.0
 # Older reports of a phase are ignored, because ranks report their phase every 10 s.
 PHASE_FRESH_S = 25.0  # seconds
@@ -112,7 +112,7 @@ class Hang:
 
 
 def look(connection: Connection, run: int, least_s: float = SHORTEST_HANG_S) -> Hang:
-    """Return the state of a run, which hangs only after `least_s` seconds without progress."""
+    """Return the state of a run. It hangs only after `least_s` seconds without progress."""
     return explain(phases.current(connection, run, PHASE_FRESH_S), least_s)
 
 

@@ -63,7 +63,7 @@ class Origins:
 
     @classmethod
     def of(cls, text: str | None) -> Origins:
-        """Parse the value of `--webhook-to` or of its variable: `https://a,http://b:9093`."""
+        """Parse `--webhook-to` or its environment variable: `https://a,http://b:9093`."""
         return cls(part.strip() for part in (text or "").split(",") if part.strip())
 
 

@@ -52,7 +52,7 @@ class Price:
 
     @classmethod
     def of(cls, text: str | None) -> Price | None:
-        """Parse the value of `--hour-price` or of its variable: `2.50 EUR`."""
+        """Parse the value of `--hour-price` or of its environment variable: `2.50 EUR`."""
         if not text:
             return None
         amount, _, currency = text.strip().partition(" ")

@@ -64,7 +64,7 @@ class Proxies:
 
     @classmethod
     def of(cls, trusted: str | None, header: str | None, roles: str | None) -> Proxies:
-        """Parse the values of options or variables: `a,b`, `X-User`, `user=role,…`."""
+        """Parse the values of options or environment variables: `a,b`, `X-User`, `user=role,…`."""
         by_user: dict[str, str] = {}
         for pair in _parts(roles):
             user, equals, role = pair.rpartition("=")

@@ -246,8 +246,8 @@ class _Child:
 class ServerSupervisor:
     """Supervisor that keeps the parts of a control plane running until a signal arrives.
 
-    `parts` are the work of the web process and of the worker; each returns an exit code. `bus` is
-    the embedded bus, not yet started; None: the bus is external.
+    `parts` are the functions that the web process and the worker run, by name; each returns an exit
+    code. `bus` is the embedded bus, not yet started; None: the bus is external.
     """
 
     def __init__(

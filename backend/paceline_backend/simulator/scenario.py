@@ -174,8 +174,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Number of samples that fit into a worker's memory, or one number per worker; None: no limit.
     limits: int | list[int] | None = None
     # True if workers measure the times of trial batches of 2, 4, 8, … samples before training; the
-    # largest has twice an equal share of a step. None: they do if real ranks would, because the run
-    # begins with `lbb`.
+    # largest has twice an equal share of a step. None: like real ranks, they measure only in a run
+    # that begins with `lbb`.
     profile: bool | None = None
 
     @staticmethod
@@ -378,10 +378,11 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _profiles(self, devices: Emulation, size: float) -> list[list[tuple[int, float]]]:
-        """Return pairs (samples, seconds) of each worker's trial batches, [W]; see `core.trials`.
+        """Return the profile that each worker would report, [W].
 
-        The scenario's slowdowns do not affect the trials, whose noise differs from that of the
-        run's steps. If no sample fits into some worker's memory, there are no profiles.
+        A profile is a list of pairs (samples, seconds), one for each trial batch; see
+        `core.trials`. The scenario's slowdowns do not affect the trials, whose noise differs from
+        that of the run's steps. If no sample fits into some worker's memory, there are no profiles.
         """
         world, room = self.workers, self.memory_limits() or [self.global_batch] * self.workers
         if min(room) < 1:

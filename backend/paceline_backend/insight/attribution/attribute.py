@@ -268,8 +268,8 @@ def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
 
     The sum of each rank's `parts`, [5, K, W], does not change. A plan reacts to slowness by giving
     the slow rank fewer samples. The other ranks then get more samples, and the plan keeps this
-    division for some steps after the slowness has ended. Both effects of the plan look like the
-    cause "data", but they are attributed to the slowness.
+    division for some steps after the slowness has ended. The smaller and the larger batches both
+    look like the cause "data", but they are attributed to the slowness.
 
     `counted` is the fraction of the part "data" that the number of samples explains, [K, W]. A
     plan's reaction that changes a rank's time by less than `least_s` seconds, [K, 1], is ignored.

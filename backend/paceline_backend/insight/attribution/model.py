@@ -62,7 +62,8 @@ class Rows:
 class SpeedModel:
     """Decomposition of each rank's computing time T into a product: ``T = own · rest``, [K, W].
 
-    Where a rank did not take part in a step, it has the values of the typical rank; see `fit`.
+    Where a rank did not take part in a step, its batch counts as a mean batch, and `rest` is 1. For
+    the typical rank see `fit`.
     """
 
     # Modelled time of the rank's batch on the typical rank.

@@ -31,7 +31,8 @@ from paceline_backend.insight.whatif.answer import recommended
 # The tile of the slowest worker is red if the worker takes at least `_SLOW_RATIO` times the median,
 # and yellow if it takes at least `_SLOWISH` times the median.
 _SLOW_RATIO, _SLOWISH = 1.3, 1.1
-# More ranks than this, besides the slowest one, are drawn as a band instead of a line for each.
+# If there are more ranks than this besides the slowest one, a chart shows them as a band instead of
+# one line for each.
 _MOST_RANK_LINES = 16
 # A running median covers at least this many values.
 _LEAST_IN_MEDIAN = 3

@@ -34,8 +34,8 @@ def noise_of(series: Floats, known: Bools, least: float) -> Floats:
     own = np.full(series.shape[1], least)
     if some.any():
         own[some] = _SIGMA / np.sqrt(2) * np.nanmedian(off[:, some], axis=0)
-    # With so few steps, an estimate from a single rank is too uncertain, so all ranks get the
-    # estimate from all ranks together.
+    # With fewer than `lasting_steps` steps, an estimate from a single rank is too uncertain, so all
+    # ranks get the estimate from all ranks together.
     if len(series) < THRESHOLDS.lasting_steps and some.any():
         return np.full(series.shape[1], max(_SIGMA / np.sqrt(2) * float(np.nanmedian(off)), least))
     pooled = float(np.sort(own)[(len(own) - 1) // 2])

@@ -49,7 +49,7 @@ class TimeLoss:
     Args:
         kind: node, transient, periodic, input, data, network, between or planning.
         ranks: the responsible ranks; empty: no rank is named.
-        effect: change of the times.
+        effect: how the cause changes the times of the ranks' steps.
         since: first step of the cause; None: the cause started before the covered steps.
         until: last step of the cause; None: the cause is still active.
         factor: time with the cause ÷ time without it, the median over `ranks`; None: not
@@ -150,9 +150,9 @@ class Account:
         least_s = least * self.times.wall_s
         account, alone = self, self.alone_s()
         while len(alone) and alone.min() < least_s:
-            # Leaving a finding out changes the costs of the others, because its time then counts as
-            # usual time. So first leave out all findings far below the limit at once, then always
-            # the one with the lowest cost.
+            # If one finding is left out, the costs of all other findings change, because the time
+            # that it explained now belongs to the run without causes. So first leave out all
+            # findings far below the limit, then one by one the finding with the lowest cost.
             gone = alone < THRESHOLDS.far * least_s
             if not gone.any():
                 gone = np.arange(len(alone)) == alone.argmin()

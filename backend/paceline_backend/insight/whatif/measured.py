@@ -344,7 +344,7 @@ def _all_reduce(ranks: int) -> _Exchange:
 
 
 def _reported(synchroniser: Synchronisation, world: int) -> _Exchange:
-    """Return the cost of the exchange whose duration is in a synchronisation's round records."""
+    """Return the cost of the exchange that round records of this synchronisation measure."""
     if isinstance(synchroniser, Pairwise):
         # The recorded duration covers only one of the pair's two messages, the answer.
         return _Exchange(1, 1)

@@ -1,4 +1,7 @@
-"""A run's ranks as emulated devices: fitted models multiplied by measured errors."""
+"""A run's ranks as emulated devices: fitted models multiplied by measured errors.
+
+The error of a rank in a step is its measured ÷ its modelled compute time.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class Resampled(Emulation, frozen=True, kw_only=True):
         return Rates(models.a * ratio, models.c * ratio, models.b * ratio)
 
     def all_reduce_s(self, step: int, batches: Features) -> Floats:
-        """Return the time of a step beyond its slowest rank's loading and computing, [W]."""
+        """Return the time of a step's all-reduce, optimizer and loop on each rank, [W]."""
         return np.full(len(batches.samples), self.remainder_s[self._row(step)])
 
     def costs(self, world: int) -> Costs:

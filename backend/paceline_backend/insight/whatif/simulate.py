@@ -80,7 +80,8 @@ class SimulatedOption:
     mean: float = 0.0
     # Mean time of the first `early_steps` counted steps.
     early: float = 0.0
-    # For each simulation with other models: logarithm of its mean time in `early_steps` ÷ `early`.
+    # For each simulation with models other than the fitted ones: logarithm of its mean time in
+    # `early_steps` ÷ `early`.
     shifts: list[float] = field(default_factory=list)
     # Largest `Synchronisation.alone` of the simulated segments; None if it is None in any of them.
     alone: int | None = 0
@@ -108,7 +109,7 @@ class SimulatedOption:
         self.stale = any(run.plan.synchroniser.stale for run in trained)
 
     def add_shift(self, trained: list[TrainedSegment]) -> None:
-        """Add the result of a simulation with other models and `early_steps` counted steps."""
+        """Add the result of a simulation with models other than the fitted ones; see `shifts`."""
         step_s, load = _counted(trained, THRESHOLDS.early_steps)
         self.shifts.append(float(np.log(step_s.sum() / load.sum() / self.early)))
 
@@ -167,7 +168,7 @@ def simulate(
                 del simulated[name]
                 continue
             except Exception as error:
-                # A failing third-party policy must not end the forecast of the others.
+                # A failing third-party policy must not prevent the forecasts of other policies.
                 left_out[name] = f"{type(error).__name__}: {error}"
                 del simulated[name]
                 continue
@@ -204,7 +205,7 @@ def _options(
                 continue
             policy = policies.make(name, parameters)
         except Exception as error:
-            # A failing third-party preset must not end the forecast of the others.
+            # A failing third-party preset must not prevent the forecasts of other presets.
             left_out[called] = f"{type(error).__name__}: {error}"
             continue
         if reason := policies.unsuited(policy, budget):

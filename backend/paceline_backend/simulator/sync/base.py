@@ -134,8 +134,7 @@ class Work:
     """The work of W ranks in a segment of S steps, where S may be 0.
 
     If ranks run different numbers of steps, S is the largest number, and the rows beyond a rank's
-    own number are ignored. In this case these steps replace `planned` steps of the plan: see
-    `pool`.
+    own number are ignored. The ranks' steps then replace `planned` steps of the plan; see `pool`.
     """
 
     # Number of the first step, counted over the run.

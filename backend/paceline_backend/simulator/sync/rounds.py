@@ -214,8 +214,8 @@ class SegmentRounds:
             )
         )
         self._until, self._waited_since = math.inf, now
-        # Check only some ranks, because checking all after each round takes long if many ranks
-        # wait.
+        # Check only the waiting ranks that this round may allow to continue. Checking all of them
+        # after each round takes long if many ranks wait.
         may_go = self._blocked if progress.end(*self._reported) else self._freed
         late, self._late = self._late, []
         for member in late:
