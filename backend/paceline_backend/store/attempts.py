@@ -24,7 +24,7 @@ class AttemptSpan:
     Args:
         attempt: the latest of these attempts; None: rows of any attempt count.
         end: one past the last step; None: no limit.
-        before: number of attempts directly before `attempt` that have the same range.
+        before: number of attempts directly before `attempt` whose rows in the range count, too.
     """
 
     attempt: int | None
