@@ -89,10 +89,10 @@ class ComparedFigure(BaseModel):
     """One quantity for all sides, and its differences between the sides."""
 
     figure: str = Field(
-        description="name of the figure. About `metric`: its `last`, `best`, `least` or `greatest` "
-        "value. About `target`: `after_s`, `epoch` or `trained` at the moment when it was met. "
-        "About money: `cost`, or `waited_cost` for the time that ranks waited for slower ranks. "
-        "Otherwise: a metric of steps",
+        description="name of the figure. If `metric` is set: the `last`, `best`, `least` or "
+        "`greatest` value of the metric. If `target` is set: `after_s`, `epoch` or `trained` at "
+        "the moment when the target was met. For a cost: `cost`, or `waited_cost` for the time "
+        "that ranks waited for slower ranks. Otherwise: a metric of steps",
         examples=["step_s"],
     )
     unit: str = Field(description="unit of the figure; for a cost, its currency", examples=["s"])

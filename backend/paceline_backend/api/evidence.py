@@ -540,7 +540,7 @@ def get_hang(
 
     A run hangs if some ranks wait, and no rank has made progress for `after_s` and for 10 times the
     median step time. It also hangs, although no rank waits, if all ranks stay in the body of the
-    training loop for 10 times as long.
+    training loop for 10 times the longer of these two times.
     """
     with store_of(request).read() as connection:
         return hangs.look(connection, runs.key_of(connection, run), after_s)

@@ -114,8 +114,8 @@ class WhatIf(BaseModel):
         "fast as the others; null: no node is slow"
     )
     assumes: str = Field(
-        description="what the forecasts assume if the run is observed: its script divides its "
-        "batches itself and reports no sizes; empty: nothing",
+        description="what the forecasts assume because the run is observed and therefore reports "
+        "no sizes; empty: nothing",
         examples=[""],
     )
     quality: QualityNow = Field(

@@ -2,9 +2,9 @@
 
 A route that changes a run declares a parameter of type `Expected`: the revision that the caller has
 seen. `requester_of` returns the sender of the request; a route without a body declares a parameter
-of type `QueryRequester` instead. The route passes both to functions of `requests`, or directly to
-`store.audit`, as a `RequestedChange`. The change fails if another caller has changed the run in the
-meantime, so no operator overwrites a change unknowingly.
+of type `QueryRequester` instead. The route passes revision and requester to functions of
+`requests`, or directly to `store.audit`, as a `RequestedChange`. The change fails if another caller
+has changed the run in the meantime, so no operator overwrites a change unknowingly.
 """
 
 from __future__ import annotations

@@ -134,8 +134,8 @@ class NewTarget(ChangeRequest):
     """Request to set the target of a run."""
 
     metric: MetricName = Field(
-        description="metric of evaluations that the target is for; for `loss`, the training loss "
-        "counts if no evaluation has a loss",
+        description="metric of evaluations that should reach the target; loss: if no evaluation "
+        "has a loss, the training loss is used",
         examples=["accuracy"],
     )
     value: float = Field(gt=-1e100, lt=1e100, examples=[0.9])

@@ -109,7 +109,7 @@ class Rules:
         if not suitable:
             return VIEWER if scope["type"] == "http" else None
         method = scope.get("method", "")
-        # If no route of the path has the method, the response is a 405, so take the first rule.
+        # If no route of the path has the method, the first rule decides who gets a 405.
         exact = (ruled for ruled in suitable if method in ruled.methods)
         return next(exact, suitable[0]).rule
 

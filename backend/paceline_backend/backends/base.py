@@ -198,7 +198,8 @@ def _launch(run: str, new: NewRun, credentials: Credentials, node: str) -> Launc
     env, sealed = dict(new.env), b""
     if new.policy == OBSERVED:
         env[observation.VARIABLE] = "1"
-    # The policy of a resumed run may have changed, so rank 0 waits for a controller.
+    # The policy with which rank 0 plans if no controller does. It is left out for a resumed run,
+    # whose policy may have been switched.
     elif not new.first_attempt:
         env[FIRST_POLICY] = msgspec.json.encode({new.policy: new.parameters}).decode()
     if new.signed:

@@ -21,7 +21,7 @@ class Simulated:
     options: ClassVar[type[msgspec.Struct]] = NoOptions
 
     def check(self, new: NewRun, *, launch: bool) -> None:
-        """Require a scenario with as many workers as the run has ranks, and no launch."""
+        """Refuse launches; require a scenario with as many workers as the run has ranks."""
         options_of(self.options, new.backend_options)
         if launch:
             raise NewRunError(

@@ -47,7 +47,7 @@ class Adoption:
 def adopt(
     store: Store, bus_url: str, key: str, new: NewRun, by: Requester, *, whose: str
 ) -> Adoption:
-    """Return the run of a key, and record it if it is new.
+    """Return the credentials of the run with this key; if there is no such run, record it first.
 
     `new` is the run as this node describes it. `whose` identifies the caller's token, because the
     same key with another token means another run.

@@ -82,7 +82,8 @@ def _refused(address: str) -> str | None:
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = getattr(parsed, "ipv4_mapped", None)
     parsed = parsed if mapped is None else mapped
-    # The operator may list loopback origins. In IPv6 loopback is also reserved, so test it first.
+    # The operator may allow loopback addresses. In IPv6, these also count as reserved, so test for
+    # loopback first.
     if parsed.is_loopback:
         return None
     # Cloud providers serve credentials of machines at link-local addresses.

@@ -24,7 +24,7 @@ class AttemptSpan:
     Args:
         attempt: the latest of these attempts; None: rows of any attempt count.
         end: one past the last step; None: no limit.
-        before: number of attempts directly before `attempt` that have the same range.
+        before: number of attempts directly before `attempt` whose rows in the range count, too.
     """
 
     attempt: int | None
@@ -89,7 +89,8 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Atte
         if number == attempt and first is None:
             first = _hello_step(connection, run)
         elif number == attempt:
-            # An attempt trains only adopted segments, so later rows belong to an earlier attempt.
+            # An attempt trains only the steps of its adopted segments, so rows of steps after these
+            # segments belong to an earlier attempt.
             last = connection.execute(adopted.order_by(segments.c.seq.desc()).limit(1)).one()
             end = last.first_step + last.steps
         if first is not None:

@@ -231,13 +231,13 @@ def record_change(
     """Record that this transaction changes a run; return the run's new revision.
 
     Call this before the change, because it locks the run's row: of two concurrent changes with the
-    same expected revision, only one succeeds. For `action` and `details` see `record`. If only
-    notes were written since the expected revision, the change fails only if it is a note, too:
-    notes do not change the training.
+    same expected revision, only one succeeds. For `action` and `details` see `record`. Notes do
+    not change the training, so notes that others wrote since the expected revision make the change
+    fail only if it is a note itself.
 
     Raises:
         UnknownRunError: no such run.
-        RevisionError: the run has another revision.
+        RevisionError: a conflicting change was made after the expected revision.
     """
     run = change.run
     kept = sa.update(runs).where(runs.c.id == run, runs.c.pruned_at.is_(None))
@@ -255,7 +255,11 @@ def record_change(
 
 
 def _as_seen(run: str, action: str, expected: int) -> Any:
-    """Return the revision of the run if no change after `expected` conflicts with `action`."""
+    """Return the revision that a run must have for the change `action` to be allowed.
+
+    For a note, this is `expected`. For any other change, add the number of notes that were written
+    since, because they do not conflict with the change.
+    """
     if action == NOTE:
         return expected
     c = audit.c

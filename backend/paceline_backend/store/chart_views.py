@@ -67,7 +67,7 @@ def view(
     points: int = POINTS,
     columns: int = CHART_COLUMNS,
 ) -> dict[str, Any]:
-    """Return the data of a range of steps for charts: steps, lines of ranks, and heat map.
+    """Return chart data of a range of steps: metrics of steps, a line per rank, and a heat map.
 
     `points` is the maximum number of points in a chart of complete steps. `columns` is the maximum
     number of points of a rank's line, and of columns of the heat map.
@@ -165,8 +165,8 @@ def heat_of(rows: Sequence[Any], world: int) -> dict[str, Any]:
     Args:
         rows: one row per cell of the heat map, in any order. Each has the index of the cell's row
             in the heat map, the first step of the cell's column, the means of compute time (s),
-            expected time and fraction of the load (None: unknown), and the minimum and maximum
-            compute time.
+            expected compute time (s) and the rank's fraction of the load of a step (None: unknown),
+            and the minimum and maximum compute time.
     """
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * 7
     of_rank, of_step = (np.array(column, dtype=np.int64) for column in columns[:2])

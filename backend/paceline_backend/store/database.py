@@ -204,7 +204,7 @@ class Store:
 
 @dataclass
 class Commits:
-    """Number of transactions committed in a `counting_commits` block, and in threads it calls."""
+    """Number of transactions that a `counting_commits` block commits, also in a thread pool."""
 
     count: int = 0
 

@@ -150,7 +150,9 @@ def _asked_now(
 
 
 def note(connection: Connection, run: EngineRun, part: str, ref: str | None) -> bool:
-    """Store the name that the engine gave a job; `ref` None records that the job will never exist.
+    """Store `ref`, the name that the engine gave a job, or remove a job that the engine refused.
+
+    `ref` is None for a refused job.
 
     Return False if the run was resumed or the part was withdrawn meanwhile.
     """

@@ -103,7 +103,7 @@ def reap(store: Store) -> int:
 
 
 def held_now(connection: sa.Connection) -> int:
-    """Return the number of runs that a worker plans: their planning leases have not expired."""
+    """Return the number of unexpired planning leases, that is, of runs that a worker plans."""
     planned = (leases.c.purpose == "plan", leases.c.expires_at > now(connection))
     query = sa.select(sa.func.count()).select_from(leases).where(*planned)
     return int(connection.execute(query).scalar_one())

@@ -48,7 +48,7 @@ def rows(connection: sa.Connection, run: int, span: Range, limit: int) -> list[d
 
 
 def summary(connection: sa.Connection, run: int, span: Range, points: int) -> dict[str, Any]:
-    """Summarise the rounds by policy version, and over the steps in which they ended.
+    """Summarise the rounds by policy version, and by the step in which each round ended.
 
     `points` is the maximum number of steps or buckets.
     """

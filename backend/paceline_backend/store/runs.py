@@ -335,8 +335,8 @@ def _place_of(cursor: str, sort: str) -> tuple[Any, int]:
 def active(connection: sa.Connection, backends: Collection[str]) -> dict[int, str]:
     """Return the runs to plan: key → public id.
 
-    A run is planned if it is starting or running, if it uses one of these training backends, and if
-    its leader has sent a Hello and follows plans.
+    A run is planned if it is starting or running, if it uses one of these training backends, if its
+    leader has sent a Hello, and if it is not observed: an observed run divides its batches itself.
     """
     query = sa.select(runs.c.key, runs.c.id).where(
         runs.c.state.in_(UNDER_WAY),

@@ -87,7 +87,8 @@ tokens = Table(
     Column("used_at", Double),
     # For an agent's token: the only node that may use it.
     Column("node", Text),
-    # For a browser's session: the session, perhaps of another browser, that requested its link.
+    # For a browser that logged in with a link: the browser that requested the link. NULL: a token
+    # requested the link, or the browser logged in with a token.
     Column("via", Text),
     # For an agent's token: the only run whose nodes may use it.
     Column("run", Text),
@@ -762,7 +763,8 @@ verdicts = Table(
     Column("at", Double, primary_key=True),
     Column("until", Double, nullable=False),
     Column("workers", Integer, nullable=False),
-    # Node → {"ranks", "kinds", "share", "factor"}.
+    # Node → {"ranks" that are slow, "kinds" of their causes, "share" of the wall time that these
+    # causes cost, "factor" of the slowdown}.
     Column("nodes", JSON, nullable=False),
     # The last verdict with these causes, as GET /runs/{run}/verdict returns it.
     Column("body", JSON, nullable=False),

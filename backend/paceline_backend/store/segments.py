@@ -85,7 +85,7 @@ def before(connection: sa.Connection, run: int, hello: Hello) -> Plan | None:
 
 
 def is_complete(connection: sa.Connection, run: int, hello: Hello) -> bool:
-    """Return whether an attempt has completed its epochs; True if their number is unknown."""
+    """Return whether an attempt has completed all epochs; True if their number is unknown."""
     if hello.epochs is None:
         return True
     c = segments.c

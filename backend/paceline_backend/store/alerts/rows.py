@@ -110,7 +110,7 @@ def get(connection: sa.Connection, key: int) -> dict[str, Any]:
 
 
 def counts(connection: sa.Connection) -> dict[str, int]:
-    """Count active alerts: all (`raised`), `unacknowledged`, and unacknowledged `critical` ones."""
+    """Return the numbers of active, of unacknowledged, and of critical unacknowledged alerts."""
     c = alerts.c
     query = sa.select(
         sa.func.count(),

@@ -43,7 +43,7 @@ def epochs(connection: sa.Connection, run: int, limit: int) -> list[dict[str, An
 
 
 def _before(connection: sa.Connection, run: int, limit: int) -> int | None:
-    """Return a step before which no step belongs to the newest `limit` epochs; None if unknown.
+    """Return a lower bound of the steps of the newest `limit` epochs; None if unknown.
 
     Each roll-up has the epoch of its first step. The function skips the newest `limit` epochs
     that have roll-ups, and returns the first step of the last roll-up before them. Later steps of

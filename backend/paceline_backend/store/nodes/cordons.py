@@ -78,7 +78,7 @@ class ActiveCordons:
 
 
 def active(connection: sa.Connection) -> ActiveCordons:
-    """Return a `Cordon` for each node and machine that has one, preferably one not lifted."""
+    """Return one cordon per node and machine: the newest that is not lifted, else the newest."""
     c = cordons.c
     names = list(Cordon.__dataclass_fields__)
     query = sa.select(*(c[name] for name in names)).where(_counts()).order_by(c.key)

@@ -18,7 +18,7 @@ stored as follows:
 * `Hello`, `RunState` → ``runs``: the latest attempt's Hello, and the state. States only advance. A
   final state changes only if it was assumed because no messages arrived. Any message of a run
   updates ``seen_at``.
-* `RunState` of a run on several nodes → ``run_nodes``; `several` combines their states.
+* `RunState` of a run on several nodes → ``run_nodes``; `several` combines the nodes' states.
 * `Hello`, `HelloPart` → ``hello_parts``: `write` returns the Hellos that are complete now.
 * `Hello` → ``attempts``, too: the first step of its attempt, and the end of the steps of earlier
   attempts.
@@ -67,13 +67,13 @@ class Written:
     """Result of writing a batch of messages.
 
     Args:
-        rows: number of records of worker steps, repeated ones included.
+        rows: number of step records in the batch, including those that arrived before.
         unknown: runs that the store does not have; nothing about them was written.
         backends: backend of each known run, except observed runs, which are not planned.
         steps: run → the earliest step that the batch may have completed.
         complete: Hellos whose parts have all arrived, with the run's id. The caller must validate
             such a Hello and pass it to `write` as a message; only then is it the run's Hello.
-        again: runs of which a part of the current Hello, which is complete, arrived again.
+        again: runs whose current Hello is complete, and of which the batch repeats a part.
     """
 
     rows: int

@@ -198,7 +198,7 @@ def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool
 
 
 def _complete(connection: sa.Connection, runs: Iterable[LockedRun]) -> dict[int, list[range]]:
-    """Return the complete ones of the touched steps of large runs, by key of the run.
+    """Return which of the touched steps of large runs are complete, by key of the run.
 
     A batch has only a few rows of each step of a large run, so most touched steps are not complete
     yet. Counting a step's rows is much faster than summing them up.
