@@ -18,7 +18,7 @@ layer gets for this value::
 
     Σ_j w_j Σ_i g_ji    and    Σ_j w_j Σ_i g_ji x̂_ji
 
-From these sums and g_ji follows the gradient of L for the layer's input. The layer divides that
+The gradient of L for the layer's input follows from these sums and g_ji. The layer divides that
 gradient by w_j before it passes the gradient on, because `ddp` multiplies by w_j later.
 """
 

@@ -76,7 +76,8 @@ _SHIFTS = 30
 # times by chance.
 _ALIKE_RANKS = 4
 # A rank gets a common fit only if the common fit's forecasts of half and of twice the usual batch
-# differ from the rank's own forecasts by at most this multiple of the limit for the usual batch.
+# differ from the rank's own forecasts by at most this multiple of the difference that is allowed
+# for the usual batch.
 _SHAPES = 2
 
 
@@ -402,10 +403,10 @@ def _expects_padded(rows: Feedback, valid: Bools) -> bool:
 def _grouped(rows: Feedback, valid: Bools) -> bool:
     """Return True if the scheduler grouped samples by size because it expected padded batches.
 
-    In grouped batches, the sizes within a batch vary less than the mean sizes of the batches. Or,
-    if a few sizes are huge, the longest sample of a batch with many samples is much shorter than
-    the longest sample of a batch with few samples. The times of such batches hardly show whether
-    they are padded.
+    One of two signs is enough. First, the sizes within a batch vary less than the mean sizes of the
+    batches. Second, where a few sizes are huge, the longest sample of a batch with many samples is
+    much shorter than the longest sample of a batch with few samples. The times of grouped batches
+    hardly show whether the batches are padded.
     """
     several = valid & (rows.samples > 1)
     if not several.any():

@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.policies.values import Floats, Ints, Models
 
-# Exchanges whose errors differ by less than this fraction of a batch count as equal.
+# Exchanges count as equal if their errors differ by less than this fraction of a batch's load.
 _SLACK = 1e-9
 
 

@@ -1,8 +1,8 @@
 """Checkpoints in the loop: which step is saved, and the position from which training continues.
 
-After each planned step under the all-reduce, and after each epoch, all ranks agree on whether a
-checkpoint is due. If an operator or a signal ends the run, or nodes join or leave, all ranks save
-once more.
+After each planned step whose gradients are all-reduced, and after each epoch, all ranks agree on
+whether a checkpoint is due. If an operator or a signal ends the run, or nodes join or leave, all
+ranks save once more.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ thread logs the reason and ends the waits of its rank.
 
 Each comparison checks:
 
-- whether the entries prove that some rank can never match the others again
-  (`core.rank_progress.conflict`);
+- whether the entries prove that the reductions of some rank can never match those of the other
+  ranks again (`core.rank_progress.conflict`);
 - whether the process of a rank on the same machine has ended (`_dead`).
 
 After a failed collective, `RankMonitor.explained` searches for the rank that caused the failure. On
@@ -233,8 +233,8 @@ class RankMonitor(Feature):
     def disconnect(self) -> None:
         """End the thread.
 
-        After a failure, rank 0 waits first: other ranks read the reason in the store, which ends
-        with rank 0.
+        After a failure, rank 0 first gives the other ranks time to read the reason in the store,
+        because the store ends with rank 0.
         """
         if self._thread is None:
             return

@@ -72,8 +72,8 @@ class Learned(msgspec.Struct, frozen=True):
     """Learned capacity of a device, in the unit of the sizes.
 
     `limit` is the maximum load that a rank may compute at once from now on. `ran_out` is the load
-    of the batch in which memory ran out. `held` is the largest load of the earlier batches in the
-    same attempt, which fitted; 0 if there were none.
+    of the batch in which memory ran out. `held` is the largest load of a batch that fitted earlier
+    in the same attempt; 0 if there was none.
     """
 
     limit: float

@@ -108,7 +108,8 @@ class SyncGate:
         self.relaxed: GradientSync | None = None
         self._scales_differ = False
         self._scales = Scales(self._script)
-        # True if the optimiser stepped before the step's last micro-batch, which has no effect.
+        # True if the script stepped the optimiser before the step's last micro-batch. Such an
+        # optimiser step has no effect.
         self._held_back = False
         # Number of successive steps in which the optimiser stepped after an earlier micro-batch,
         # but not after the last one.
