@@ -95,9 +95,9 @@ class LinearPredictor:
     speed has changed: a, c and b change by the same factor, which is computed from the newest row.
     The fit also follows gradual changes of speed once they are larger than the noise.
 
-    A weak prior pulls c and b towards 0, so that feedback that cannot separate c from b (constant
-    n, as under `bsp`) or a from b (loads that hardly differ) still gives a sensible forecast for
-    other n and Λ'.
+    A weak prior pulls c and b towards 0. So forecasts for other n and Λ' are sensible even if the
+    feedback cannot separate c from b (constant n, as under `bsp`) or a from b (loads that hardly
+    differ).
 
     Args:
         window: the number of newest steps that the fit uses. Steps in which a rank had no samples

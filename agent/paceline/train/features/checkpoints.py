@@ -102,6 +102,6 @@ class Checkpoints(Feature):
         return state.position_after(self._stepped)
 
     def _reported(self) -> threading.Event | None:
-        """Return an event that is set once all steps so far are reported; None without a run."""
+        """Return an event that is set once all steps so far are reported; None without reports."""
         reporter = self._state.reporter
         return reporter.reported() if reporter is not None else None

@@ -14,7 +14,8 @@ Each comparison checks:
 
 After a failed collective, `RankMonitor.explained` searches for the rank that caused the failure. On
 each rank that calls it, the thread compares all ranks every 0.05 s, for at most 8 s (`_EXPLAIN_S`).
-Only these comparisons (`_missing`) use signs that may be harmless if no collective has failed:
+Only these comparisons (`_missing`) use two further signs, because both may be harmless as long as
+no collective has failed:
 
 - a rank that left its loop, or that closed its session and has ended;
 - a missing heartbeat: no new entry of a rank for 4 s (`_NO_BEAT_S`), so its process or node is
@@ -271,7 +272,7 @@ class RankMonitor(Feature):
         if self._store_ended:
             raise PacelineError(self._without_store())
 
-    # Methods that the thread calls.
+    # The monitor's thread calls the methods below.
 
     def _run(self, own: Store) -> None:
         try:

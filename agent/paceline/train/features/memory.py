@@ -156,7 +156,7 @@ class Memory:
     """Record of one rank's loads, which learns a limit when memory runs out. Not thread-safe.
 
     Call `fitted` after each iteration, `left` when an exception ends the loop, and `close` at the
-    session's end. `path` is the file of this rank's device; None outside of a run.
+    session's end. `path` is the file with this device's limit; None: limits are not stored.
     """
 
     def __init__(self, path: Path | None, rank: int) -> None:

@@ -115,7 +115,7 @@ class SyncGate:
         # but not after the last one.
         self._missed = 0
         self._ranks_made: Ranks | None = None
-        # None until a policy has relaxed synchronisation.
+        # None until the first segment whose planned synchronisation is relaxed.
         self._agreement: LoopAgreement | None = None
         # The newest iteration in which the models' optimiser stepped (`_stepped`), and the newest
         # iteration that has ended (`_body`).

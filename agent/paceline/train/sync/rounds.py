@@ -1,6 +1,6 @@
 """Rounds of a partial all-reduce on one rank: ready ranks contribute gradients, others zeros.
 
-The protocol is `paceline.core.rounds`. This module adds threads, the store and the all-reduce.
+The protocol is in `paceline.core.rounds`. This module adds threads, the store and the all-reduce.
 
 Each rank has a communication thread. The thread waits for a round to be called, contributes the
 rank's pending gradients, and keeps the sum until the training thread takes it. Meanwhile the rank
