@@ -228,7 +228,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Sums over the ranks for one layer in one step, in the forward and in the backward pass."""
+    """Adds up values of one layer over the ranks, in a step's forward and backward pass."""
 
     current: CurrentStep
     running: RunningStep
