@@ -308,8 +308,8 @@ class Normalised(torch.autograd.Function):
         of_input = ctx.needs_input_grad[0]
         scale = torch.rsqrt(var + ctx.eps)
         wanted = [of_input, True, True]
-        # Gradients as if the statistics were constants: γ g / σ, and this rank's Σ g x̂ and Σ g,
-        # where g is `gradient` and σ the standard deviation.
+        # Gradients of input, weight and bias as if the statistics were constants: γ g / σ, and
+        # this rank's Σ g x̂ and Σ g, where g is `gradient` and σ the standard deviation.
         back, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             gradient,
             values,

@@ -55,8 +55,8 @@ class Emitter:
 
     `record` and `send` never block. The training thread calls both methods; a thread that exchanges
     gradients may call `record`. Each message is delivered at least once, unless it is counted as
-    lost. A thread's records of one kind are sent in their order, and before later messages of that
-    thread; only an outage of the bus changes this order.
+    lost. Records of one kind from one thread are sent in their order, and before the messages that
+    the thread sends later; only an outage of the bus changes this order.
 
     Args:
         sink: gets all messages; None: the run has no control plane.

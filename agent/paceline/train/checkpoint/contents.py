@@ -138,7 +138,7 @@ def _joined(state: State) -> State:
 
 
 def copied(state: State) -> State:
-    """Return a copy of a state on the CPU, which training does not change."""
+    """Return a copy of a state on the CPU, so that training does not change it."""
     return {
         key: value.detach().to("cpu", copy=True)
         if isinstance(value, torch.Tensor)
