@@ -122,7 +122,7 @@ def target(
 ) -> None:
     """Show, set or remove a run's target, which is a value that a metric should reach.
 
-    If the run has reached its target, the time, step and epoch at which it did are shown.
+    If the run has reached its target, also show when, and in which step and epoch.
     """
     if remove and wanted is not None:
         raise InputError("--remove: give a target or --remove, not both")

@@ -40,8 +40,8 @@ def hang(
         bool,
         typer.Option(
             "--stacks",
-            help="If the run hangs, also show the line of code of each rank that blocks "
-            "others, or of the ranks that wait if no rank is known to block them.",
+            help="If the run hangs, also show the current line of code of each rank that blocks "
+            "others. If no such rank is known, show the lines of the ranks that wait.",
         ),
     ] = False,
     connection: Connection,

@@ -306,7 +306,7 @@ class Restarts:
     restart_hung: RestartHung = None
 
     def rest_fields(self) -> dict[str, Any]:
-        """Return `restart_hung` as a field of ``POST /runs``. `max_restarts` is in `Launch`."""
+        """Return `restart_hung` as a field of ``POST /runs``; `Launch` has `max_restarts`."""
         return {} if self.restart_hung is None else {"restart_hung_s": self.restart_hung}
 
 

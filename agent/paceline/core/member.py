@@ -130,7 +130,7 @@ class Member(Generic[G]):
         return self.waiting
 
     def arrived(self) -> None:
-        """Record that the oldest of the gradients that are being copied to the host is there."""
+        """Record that the oldest gradient that was being copied to the host has arrived there."""
         arrived = self._underway.pop(0)
         self._pending.append(arrived)
         self._update_ready(arrived[0])
@@ -249,7 +249,7 @@ class Member(Generic[G]):
         return {rank: clocks[rank] for rank in working if rank != self._rank}
 
     def _update_ready(self, born: int | None) -> None:
-        """Mark the rank as ready if it may call the next round or count towards its quorum.
+        """Mark the rank as ready if it may call the next round, or counts in that round's quorum.
 
         `born` is the number of rounds that were applied to the parameters with which the newest
         gradient was computed; None: the step had no gradient.

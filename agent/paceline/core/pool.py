@@ -1,9 +1,10 @@
 """Sharing of a segment's batches: faster ranks take batches over from slower ones.
 
-Under relaxed synchronisation each rank has a queue: its planned batches of the steps until all
-ranks next exchange data. These steps are a *span*. A rank trains its queue from the front. A rank
-whose queue is empty takes over the last batch of the rank that would be the last to finish. So
-ranks make as many steps as their speeds allow, and each batch is trained once.
+A *span* is a range of steps that ends with a step after which all ranks exchange data. Under
+relaxed synchronisation each rank has a queue: its planned batches of a span. A rank trains its
+queue from the front. A rank whose queue is empty takes over the last batch of the rank that would
+be the last to finish. So ranks make as many steps as their speeds allow, and each batch is trained
+once.
 
 Ranks (`paceline.train.sync.pool`) keep each queue in their store and change it by compare-and-set;
 the simulator keeps queues in a list. Ranks and the simulator follow the same protocol::

@@ -32,7 +32,7 @@ _LEAVE = (
 
 
 class Departure(msgspec.Struct, array_like=True, frozen=True):
-    """A loop over the loader that a rank left before its end."""
+    """A rank's departure from its loop over the loader, before the loop's end."""
 
     epoch: int
     step: int

@@ -69,7 +69,7 @@ class Partners:
 
 
 def staleness(steps: int, others: int) -> list[int]:
-    """Count the two replicas of a mean by age, from 0 to `AGES` - 1.
+    """Return how many of the two replicas in a mean have each age, from 0 to `AGES` - 1.
 
     The newer replica has age 0. The age of the older replica is the number of steps that it
     is behind the newer one; higher ages count as `AGES` - 1. `steps` is the number of steps of the

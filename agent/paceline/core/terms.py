@@ -12,8 +12,8 @@ from paceline.core.batch_limits.shapes import Shapes
 # Values of `loss_mean`. A rank's loss is the mean over its samples ("samples") or over their total
 # size ("size"), or is already scaled so that the mean over ranks is right ("ranks").
 MEANS = ("samples", "size", "ranks")
-# The policy of plain DDP. A leader makes its segments without plans: equal local batches, in the
-# epoch's order.
+# The policy of plain DDP. Under this policy the leader needs no plans: it makes segments of
+# equal local batches, in the epoch's order.
 PLAIN = "bsp"
 
 

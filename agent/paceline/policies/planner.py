@@ -232,7 +232,8 @@ def shares_of(
         size = float(models.cost.load(feedback.features).sum()) / samples
         by_size = models.a * (size or 1.0)
         each_s = by_size + models.c
-        # A fit may have a negative cost per sample, which holds only for larger samples.
+        # If a fit has a negative cost per sample, the sum may be negative for small samples.
+        # Then leave this cost out.
         each_s = np.where(each_s > 0, each_s, by_size)
         # Speed of each rank, in samples of mean size per second.
         speed = 1.0 / each_s

@@ -18,7 +18,7 @@ layer gets for this value::
 
     Σ_j w_j Σ_i g_ji    and    Σ_j w_j Σ_i g_ji x̂_ji
 
-From these sums and g_ji follows the gradient of L for the layer's input. The layer divides that
+The gradient of L for the layer's input follows from these sums and g_ji. The layer divides that
 gradient by w_j before it passes the gradient on, because `ddp` multiplies by w_j later.
 """
 
@@ -228,7 +228,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Sums over the ranks for one layer in one step, in the forward and in the backward pass."""
+    """Adds up values of one layer over the ranks, in a step's forward and backward pass."""
 
     current: CurrentStep
     running: RunningStep
@@ -308,8 +308,8 @@ class Normalised(torch.autograd.Function):
         of_input = ctx.needs_input_grad[0]
         scale = torch.rsqrt(var + ctx.eps)
         wanted = [of_input, True, True]
-        # Gradients as if the statistics were constants: γ g / σ, and this rank's Σ g x̂ and Σ g,
-        # where g is `gradient` and σ the standard deviation.
+        # Gradients of input, weight and bias as if the statistics were constants: γ g / σ, and
+        # this rank's Σ g x̂ and Σ g, where g is `gradient` and σ the standard deviation.
         back, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             gradient,
             values,

@@ -48,7 +48,7 @@ class RunContext:
 
     @property
     def first_policy(self) -> PolicyInForce | None:
-        """The policy with which the run begins; None: none, or unknown."""
+        """The policy with which the run begins; None if there is none, or if it is unknown."""
         environment = self.environment
         has_controller = environment.run is not None and environment.bus is not None
         return environment.first_policy if has_controller else self.policy

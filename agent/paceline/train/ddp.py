@@ -51,7 +51,7 @@ _SMALL_BYTES = 25 << 20
 
 
 class TrialHooks(Protocol):
-    """Methods of a trial (`paceline.train.proof`) that wrapped models and the gate call."""
+    """A trial (`paceline.train.proof`), as wrapped models and the gate call it."""
 
     def forward(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
         """Return a context for a forward pass of a wrapped model."""

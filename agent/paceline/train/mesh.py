@@ -83,7 +83,7 @@ def laned(startup: Startup, mesh: Any) -> Startup:
 def lanes_of(words: Sequence[list[int]]) -> list[list[int]]:
     """Return the lanes, each a list of ranks; raise a ValueError in the same cases as `laned`.
 
-    For each rank, `words` has the ranks of its data-parallel part of the mesh.
+    `words` has an entry for each rank: the ranks in the data-parallel part that it belongs to.
     """
     lanes = sorted([list(lane) for lane in {tuple(word) for word in words}])
     every = sorted(rank for lane in lanes for rank in lane)
@@ -191,7 +191,7 @@ class SilentReporter:
     def accept(self, running: RunningStep) -> None:
         """Accept a finished step; send its times once the device has completed it.
 
-        The times of earlier steps are sent now, even if this waits for the device.
+        The times of earlier steps are sent now, even if that requires waiting for the device.
         """
         self._finished.append(running)
         while self._finished and (len(self._finished) > 1 or self._finished[0].readable):

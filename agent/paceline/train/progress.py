@@ -91,12 +91,13 @@ class TrainingProgress:
 class Trained:
     """Counter of the samples that all ranks together have trained.
 
-    Each step has a global batch, and an epoch's last step has the remaining samples. With a token
+    A step has `global_batch` samples; an epoch's last step has those that remain. With a token
     budget, `ends` gives the number of samples up to each step. After a resume, epochs before the
     checkpoint's epoch count with all of their samples.
 
     Args:
-        samples: size of the data set; 0: a stream, where each step counts as a global batch.
+        samples: size of the data set; 0: a stream, where each step counts as `global_batch`
+            samples.
         global_batch: number of samples of a step.
         drop_last: an epoch's incomplete last step is left out.
     """
@@ -128,7 +129,7 @@ class Trained:
         """Start another epoch, whose first step is `step`.
 
         `ends` [S] has the number of samples up to the end of each of the epoch's S steps. None:
-        each step has a global batch.
+        each step has `global_batch` samples.
         """
         self._before = self.upto(step - 1)
         self._ends = ends

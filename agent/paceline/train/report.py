@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 # Interval at which records are sent. Each flush of a rank also wakes the bus and ingest, which
 # share the ranks' cores on a small machine: with 0.05 s, steps take 25 µs longer there.
 FLUSH_S = 0.1
-# Maximum number of queued records. They take a few MB, and cover minutes of steps while a dead
-# connection blocks the thread.
+# Maximum number of queued records. They take a few MB, and are enough for several minutes of
+# training while a dead connection blocks the thread.
 QUEUE_LIMIT = 20_000
 BATCH_LIMIT = 1_000
 # Maximum number of finished steps that wait for the emitter's thread. If there are more, the
@@ -55,8 +55,8 @@ class Emitter:
 
     `record` and `send` never block. The training thread calls both methods; a thread that exchanges
     gradients may call `record`. Each message is delivered at least once, unless it is counted as
-    lost. A thread's records of one kind are sent in their order, and before later messages of that
-    thread; only an outage of the bus changes this order.
+    lost. Records of one kind from one thread are sent in their order, and before the messages that
+    the thread sends later; only an outage of the bus changes this order.
 
     Args:
         sink: gets all messages; None: the run has no control plane.
@@ -172,7 +172,7 @@ class Emitter:
             sink.tend(self.dropped)
 
     def _collect(self) -> list[Message | threading.Event]:
-        """Return the queued messages, with the records of each kind joined to batches, in order."""
+        """Return the queued messages in order, with records put into batches of one kind."""
         messages: list[Message | threading.Event] = []
         steps: list[StepRecord] = []
         metrics: list[MetricRecord] = []
@@ -186,8 +186,8 @@ class Emitter:
                 steps.append(item)
             elif isinstance(item, MetricRecord):
                 if not metrics or len(metrics) == BATCH_LIMIT:
-                    # The records of steps with these metrics must come after the metrics, so they
-                    # begin a new batch.
+                    # The record of a step must come after the step's metrics. So steps that are
+                    # recorded from now on go into a new batch, after the batch of metrics.
                     metrics, steps = [], []
                     messages.append(MetricBatch(metrics))
                 metrics.append(item)

@@ -82,8 +82,9 @@ class WorkerInit:
 class Use(IntEnum):
     """Use of a sample's random numbers. Each use has a random sequence of its own.
 
-    `DATA`: generators for the data set. `GLOBAL`: global random numbers for the data set, in
-    `seeded`. `LOOP`: generators for the loop's body (`Session.generator`).
+    `DATA`: generators that the data set requests. `GLOBAL`: the global random numbers of torch,
+    NumPy and Python, in `seeded`. `LOOP`: generators that the loop's body requests
+    (`Session.generator`).
     """
 
     DATA = 0

@@ -105,7 +105,7 @@ class RunningStep:
         first: Any = self._clock.stamp()
         self._started: float = first if self.on_cpu else time.perf_counter()
         self._stamps = [first]
-        # True if the time since the newest stamp is computing, even if no gradients follow.
+        # True if the time since the newest stamp counts as computing even if no gradients follow.
         self._computes = True
         # True if the step has had a backward pass.
         self.passes = False
@@ -188,7 +188,7 @@ class RunningStep:
         self._kept, self._computes = None, False
 
     def gradients_offered(self) -> None:
-        """Record when the gradients were computed that relaxed synchronisation now exchanges."""
+        """Record the start of a relaxed exchange: the time at which its gradients were computed."""
         kept = self._kept if self._hold_s is None else None
         self._hold()
         self._stamps.append(self._clock.stamp() if kept is None else kept)

@@ -147,8 +147,9 @@ class UnwrappedModels:
         """Raise a PacelineError if a forward pass would train on batches with different weights.
 
         Two sessions may have a batch in the loop at the same time. If the other session wraps no
-        model, this session's model is assumed to train on both batches. It would then weight both
-        with this session's weight, which is wrong if the other session's weight differs.
+        model, this session's model is assumed to train on both batches. The gradients of both
+        would be multiplied by this session's weight, which is wrong if the other session's weight
+        differs.
         """
         if len(_watches) < 2:
             return

@@ -123,4 +123,4 @@ def test_cudnns_benchmark_is_named_where_it_matters(
     warning_of(64, [], on_cuda=True).connect()
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "torch.backends.cudnn.benchmark is on" in caplog.text
-    assert "Set it to False, or limit the numbers. Session(shapes=8)" in caplog.text
+    assert "Set it to False, unless few batch sizes occur. Session(shapes=8)" in caplog.text

@@ -75,7 +75,8 @@ def on_grid(
     """Round each rank's number of samples to a multiple of `grid`, without changing their sum.
 
     If the sum is not a multiple, as in an epoch's last step, the remainder goes to one rank. If the
-    limits leave no room for more multiples, the remaining samples go to as few ranks as possible.
+    limits leave no room for further blocks of `grid` samples, the remaining samples go to as few
+    ranks as possible.
 
     Args:
         counts: number of samples of each rank, within the limits.

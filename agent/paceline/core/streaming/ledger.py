@@ -118,7 +118,7 @@ class StreamLedger:
 
     @property
     def rooms(self) -> list[int]:
-        """Number of samples that each rank's buffer should have; 0 for a rank that has read all."""
+        """Number of samples for each rank's buffer; 0 for a rank that has read all its samples."""
         reads = np.array([not buffer.ended for buffer in self._buffers])
         shares = np.where(reads, np.maximum(self._shares, 1e-3), 0.0)
         if not reads.any():

@@ -86,7 +86,7 @@ class ShardClaims:
 
 
 class ShardOrder(NamedTuple):
-    """The order of samples that one reading of a shard found; equal `word`: the same order."""
+    """The number and order of the samples that one reading of a shard has seen."""
 
     # Position of the shard in the epoch's order.
     shard: int
@@ -129,7 +129,7 @@ def difference(word: str, other: str) -> str:
     """Describe how two readings of a shard differ.
 
     Return an empty text if the readings agree, or if their samples cannot be compared. The
-    arguments are the words of two `ShardOrder`.
+    arguments are the fields `word` of two `ShardOrder`.
     """
     samples, together, in_order = word.split()
     other_samples, other_together, other_in_order = other.split()

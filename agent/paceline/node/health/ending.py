@@ -47,7 +47,9 @@ class Ending:
             status = rundir.read(directory / "launcher.json", LauncherStatus)
             ended = rundir.read(directory / "ended.json", EndedRanks)
             if status is None or status.attempt != order.attempt:
-                _log.error("run %s: no ranks are ended: attempt %d is over", run, order.attempt)
+                _log.error(
+                    "run %s: ignoring an order to end ranks: attempt %d is over", run, order.attempt
+                )
                 return None
             if ended is not None and ended.attempt == order.attempt:
                 return None

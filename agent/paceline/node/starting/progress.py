@@ -71,7 +71,7 @@ class Progress:
 
     @property
     def figures(self) -> list[str]:
-        """The values that are not None, in words: from the epoch to the remaining time."""
+        """The known values in words, from epoch to remaining time; only the state at first."""
         if self.step is None:
             return [f"{self.state} …"]
         epoch = f"epoch {(self.epoch or 0) + 1}"

@@ -51,7 +51,7 @@ def started_here(data: Path, run: str) -> bool:
 def on_node(
     client: Client, run: str, env: Mapping[str, str], asked: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Request that the control plane resumes a run; return the server's answer, which is the run.
+    """Request that the control plane resumes a run; return the run as the server shows it.
 
     `env` has further environment variables of the ranks. `asked` has further fields of
     ``POST /runs/{id}/resume``.

@@ -76,7 +76,8 @@ _SHIFTS = 30
 # times by chance.
 _ALIKE_RANKS = 4
 # A rank gets a common fit only if the common fit's forecasts of half and of twice the usual batch
-# differ from the rank's own forecasts by at most this multiple of the limit for the usual batch.
+# differ from the rank's own forecasts by at most this multiple of the difference that is allowed
+# for the usual batch.
 _SHAPES = 2
 
 
@@ -94,9 +95,9 @@ class LinearPredictor:
     speed has changed: a, c and b change by the same factor, which is computed from the newest row.
     The fit also follows gradual changes of speed once they are larger than the noise.
 
-    A weak prior pulls c and b towards 0, so that feedback that cannot separate c from b (constant
-    n, as under `bsp`) or a from b (loads that hardly differ) still gives a sensible forecast for
-    other n and Λ'.
+    A weak prior pulls c and b towards 0. So forecasts for other n and Λ' are sensible even if the
+    feedback cannot separate c from b (constant n, as under `bsp`) or a from b (loads that hardly
+    differ).
 
     Args:
         window: the number of newest steps that the fit uses. Steps in which a rank had no samples
@@ -402,10 +403,10 @@ def _expects_padded(rows: Feedback, valid: Bools) -> bool:
 def _grouped(rows: Feedback, valid: Bools) -> bool:
     """Return True if the scheduler grouped samples by size because it expected padded batches.
 
-    In grouped batches, the sizes within a batch vary less than the mean sizes of the batches. Or,
-    if a few sizes are huge, the longest sample of a batch with many samples is much shorter than
-    the longest sample of a batch with few samples. The times of such batches hardly show whether
-    they are padded.
+    One of two signs is enough. First, the sizes within a batch vary less than the mean sizes of the
+    batches. Second, where a few sizes are huge, the longest sample of a batch with many samples is
+    much shorter than the longest sample of a batch with few samples. The times of grouped batches
+    hardly show whether the batches are padded.
     """
     several = valid & (rows.samples > 1)
     if not several.any():

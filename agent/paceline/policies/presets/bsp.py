@@ -54,7 +54,7 @@ class BspParameters(Parameters, frozen=True, kw_only=True):
 
 
 def make(parameters: BspParameters) -> Policy:
-    """Make the policy. Its predictor is only used for the displayed ETT."""
+    """Make the policy, whose predictor is only used for the displayed ETT."""
     return Policy(
         name="bsp",
         predictor=LinearPredictor(window=parameters.window),

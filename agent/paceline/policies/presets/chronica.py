@@ -46,8 +46,8 @@ _LEVEL_PASSES = 2
 class PaperScheduler:
     """CHRONICA's data scheduler as in the paper (Alg. 2).
 
-    A step's first pick is a random sample, which its holder computes. Each later pick goes to the
-    worker with the least expected time (ETT) so far. The worker gets the largest of its samples
+    A step's first pick is a random sample, for the worker that holds it. Each later pick goes to
+    the worker with the least expected time (ETT) so far. The worker gets the largest of its samples
     that fits into the gap between its ETT and the largest ETT, or its smallest sample if none fits.
     """
 
@@ -97,11 +97,11 @@ class PaperScheduler:
 class LevelledScheduler:
     """CHRONICA's data scheduler (Alg. 2) with random picks, and an exchange that levels times.
 
-    Each pick goes to the worker that would end first with a typical sample of its own, and is a
-    random sample of this worker. Then each worker exchanges one of its picks for another sample
-    that it holds. The exchange brings the worker's expected time as near as possible to the time
-    that all workers would take if the batch's load could be divided exactly. In an epoch's last
-    step all samples must be used, so they are divided largest first.
+    At each pick, the worker that would end first with a typical sample of its own gets a random one
+    of its samples. Then each worker exchanges one of its picks for another sample that it holds.
+    The exchange brings the worker's expected time as near as possible to the time that all workers
+    would take if the batch's load could be divided exactly. In an epoch's last step all samples
+    must be used, so they are divided largest first.
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:

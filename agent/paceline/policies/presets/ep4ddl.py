@@ -35,7 +35,7 @@ from paceline.policies.solve import counts
 _MOST_VISITED = 20_000
 # Maximum number of workers for branch and bound; for more, `_MOST_VISITED` nodes are too few.
 _WORKERS = 64
-# Approximate maximum number of levels, common times of all workers, that `try_levels` tries.
+# Approximate maximum number of levels (common times of all workers) that `try_levels` tries.
 _LEVELS = 256
 # Threads change only if the standard deviation of the workers' times falls by more than this
 # fraction of their mean.
@@ -210,8 +210,8 @@ class ThreadAllocator:
 
     @staticmethod
     def _allocation(memory: _Ep4ddlMemory, models: Models) -> Allocation:
-        # Send the numbers even if all are 1, because ranks would otherwise keep the script's
-        # threads.
+        # Send the numbers of threads even if all are 1, because ranks would otherwise keep the
+        # script's number.
         samples, threads = np.array(memory.counts), tuple(memory.threads)
         return Allocation(samples, msgspec.to_builtins(memory), threads, models)
 

@@ -213,7 +213,7 @@ class Measured:
             now.wait_s = max(0.0, now.wait_s - passed_s)
 
     def _change(self, now: _ChoiceMemory) -> None:
-        # The relaxed synchronisation saved enough until conditions changed.
+        # This try saved enough time until conditions changed, so forget earlier tries that did not.
         if now.proved:
             now.wrong = 0
         elif now.relaxed:

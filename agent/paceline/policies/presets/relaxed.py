@@ -155,7 +155,7 @@ def _streaming(values: DilocoParameters) -> Synchronisation:
 
 
 # The default outer learning rate and momentum are the paper's. The default H (`every`) is smaller
-# than the paper's 500, which suits runs that are far longer than most.
+# than the paper's 500, because 500 suits only runs that are far longer than most.
 diloco = _preset(
     "diloco",
     "Ranks step independently; every few steps, an outer optimiser with momentum applies the mean "

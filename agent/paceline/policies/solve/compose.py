@@ -194,7 +194,7 @@ def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
 
 
 class _Bins(NamedTuple):
-    """The bins while they are filled.
+    """The bins while samples are put into them.
 
     `counts` is each worker's number of samples in a usual step, and `last` in the smaller last
     step, whose bins have the highest numbers. `of` is the bin of each sample. `gap` is the load

@@ -176,7 +176,7 @@ class _Division:
 def within_limits(
     batches: Assignment, policy: Policy, problem: Problem, models: Models
 ) -> Assignment:
-    """Move samples between ranks until each local batch keeps ``problem.token_limits``.
+    """Move samples between ranks until no local batch exceeds ``problem.token_limits``.
 
     If the policy balances batches by the models of the workers' times, the samples that exceed a
     worker's limit are divided among the other workers in the same way. If not, these samples go to

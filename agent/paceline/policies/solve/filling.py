@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.policies.values import Floats, Ints, Models
 
-# Exchanges whose errors differ by less than this fraction of a batch count as equal.
+# Exchanges count as equal if their errors differ by less than this fraction of a batch's load.
 _SLACK = 1e-9
 
 
@@ -108,12 +108,12 @@ class Filling:
         self._left: Floats | None = None
 
     def source(self, rank: int) -> int | None:
-        """Return the worker from whose holdings `rank` gets its next sample; None: no worker.
+        """Return the worker from whose holdings `rank` gets its next sample, or None.
 
         The result is the rank itself if it holds samples, otherwise the worker with most work left.
-        If samples stay on their nodes (`nodes`), the result is a worker of the same node. The paper
-        does not define what a worker that holds no sample does. Here it gets a sample of another
-        worker, and the sample counts as moved.
+        If samples stay on their nodes (`nodes`), the result is a worker of the same node, or None
+        if no worker of that node holds a sample. The paper does not define what a worker that holds
+        no sample does. Here it gets a sample of another worker, and the sample counts as moved.
         """
         if self.holdings[rank]:
             return rank

@@ -1,11 +1,11 @@
 """Division of a global batch while several costs of a batch are still plausible.
 
-Each plausible cost has its own best partition. Two further kinds suit several costs at once. The
-first has the counts that are best under one cost, and loads that are levelled under another. The
-second is the batch sorted by size and cut into slices; the cuts are chosen such that under no
-plausible cost the time is far above the best time under that cost. `partition_hedged` returns the
-partition with the least expected relative time: the time under a cost ÷ the best time under that
-cost.
+Each plausible cost has its own best partition. Two further kinds of partition suit several costs at
+once. The first has the counts that are best under one cost, and loads that are levelled under
+another. The second is the batch sorted by size and cut into slices; the cuts are chosen such that
+under no plausible cost the time is far above the best time under that cost. `partition_hedged`
+returns the partition with the least expected relative time: the time under a cost ÷ the best time
+under that cost.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def _exchange(
 
 
 class Room:
-    """Free storage of each node in bytes, while samples get other holders one after the other.
+    """Free storage of each node in bytes, while samples move to other ranks one after the other.
 
     At first, each sample is stored on the node of the rank that holds it in `Problem.placement`.
     """

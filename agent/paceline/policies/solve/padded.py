@@ -36,7 +36,7 @@ def partition_padded(effective: Floats, workers: Workers, *, laid_out: bool = Fa
     """Assign each sample of a padded batch to a rank, [n], so that the slowest rank ends early.
 
     `effective` has the cost f(λ) of each sample, [n]; there is at least one. The partition is
-    optimal for up to 10 workers, and for equal workers. If there are more, workers of similar speed
+    optimal for up to 10 workers, and for equal workers. With more workers, those of similar speed
     always get their slices in the sequence of their speeds. With `laid_out`, the solver also tries
     to cut the samples in their given sequence.
     """

@@ -1,1 +1,1 @@
-"""Contents of a step: the sizes of samples, token budgets and limits, and packed sequences."""
+"""What a step may contain: sizes of samples, token budgets and limits, and packed sequences."""

@@ -21,9 +21,10 @@ State = dict[str, Any]
 class Contents:
     """Objects that a script trains with. `model` is the model without the session's wrapper.
 
-    The state is flat, so that each tensor is an entry of its own in the checkpoint: keys are
-    ``model/NAME``, ``optimizer/PARAMETER/NAME``, and ``optimizer``, ``scheduler`` and ``scaler``
-    for the rest.
+    The state is flat, so that each tensor of the model and of the optimiser is an entry of its own
+    in the checkpoint, with the key ``model/NAME`` or ``optimizer/PARAMETER/NAME``. The entry
+    ``optimizer`` has the other values of the optimiser, and ``scheduler`` and ``scaler`` are one
+    entry each.
     """
 
     model: nn.Module
@@ -48,7 +49,7 @@ class Contents:
         return {key: value for key, value in self.state().items() if is_dtensor(value)}
 
     def layout(self) -> dict[str, torch.Tensor]:
-        """Map the key of each entry that is split over the ranks to a tensor that is split like it.
+        """Return, by key, how each entry is split over the ranks: a tensor with the same split.
 
         The tensors of an optimiser's state may not exist yet, so those of one parameter have a
         common key, ``optimizer/PARAMETER``, and are split like the parameter.
@@ -137,7 +138,7 @@ def _joined(state: State) -> State:
 
 
 def copied(state: State) -> State:
-    """Return a copy of a state on the CPU, which training does not change."""
+    """Return a copy of a state on the CPU, so that training does not change it."""
     return {
         key: value.detach().to("cpu", copy=True)
         if isinstance(value, torch.Tensor)

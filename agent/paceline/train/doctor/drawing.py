@@ -130,8 +130,8 @@ def _states() -> _States:
 def _drawn(first: _Made, second: _Made) -> bool:
     """Return whether a function draws from the process's global random generators.
 
-    The two calls began with different seeds. A function that seeds a generator itself leaves the
-    same state after both calls, and does not count.
+    The two calls began with different seeds. The result is False for a function that seeds a
+    generator itself: then the generator has the same state after both calls.
     """
     states = zip(first.before, first.after, second.before, second.after, strict=True)
     return any(a != b and (a != was_a or b != was_b) for was_a, a, was_b, b in states)

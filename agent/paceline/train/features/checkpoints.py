@@ -1,8 +1,8 @@
 """Checkpoints in the loop: which step is saved, and the position from which training continues.
 
-After each planned step under the all-reduce, and after each epoch, all ranks agree on whether a
-checkpoint is due. If an operator or a signal ends the run, or nodes join or leave, all ranks save
-once more.
+After each planned step whose gradients are all-reduced, and after each epoch, all ranks agree on
+whether a checkpoint is due. If an operator or a signal ends the run, or nodes join or leave, all
+ranks save once more.
 """
 
 from __future__ import annotations
@@ -102,6 +102,6 @@ class Checkpoints(Feature):
         return state.position_after(self._stepped)
 
     def _reported(self) -> threading.Event | None:
-        """Return an event that is set once all steps so far are reported; None without a run."""
+        """Return an event that is set once all steps so far are reported; None without reports."""
         reporter = self._state.reporter
         return reporter.reported() if reporter is not None else None

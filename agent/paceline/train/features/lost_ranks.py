@@ -8,13 +8,14 @@ thread logs the reason and ends the waits of its rank.
 
 Each comparison checks:
 
-- whether the entries prove that some rank can never match the others again
-  (`core.rank_progress.conflict`);
+- whether the entries prove that the reductions of some rank can never match those of the other
+  ranks again (`core.rank_progress.conflict`);
 - whether the process of a rank on the same machine has ended (`_dead`).
 
 After a failed collective, `RankMonitor.explained` searches for the rank that caused the failure. On
 each rank that calls it, the thread compares all ranks every 0.05 s, for at most 8 s (`_EXPLAIN_S`).
-Only these comparisons (`_missing`) use signs that may be harmless if no collective has failed:
+Only these comparisons (`_missing`) use two further signs, because both may be harmless as long as
+no collective has failed:
 
 - a rank that left its loop, or that closed its session and has ended;
 - a missing heartbeat: no new entry of a rank for 4 s (`_NO_BEAT_S`), so its process or node is
@@ -233,8 +234,8 @@ class RankMonitor(Feature):
     def disconnect(self) -> None:
         """End the thread.
 
-        After a failure, rank 0 waits first: other ranks read the reason in the store, which ends
-        with rank 0.
+        After a failure, rank 0 first gives the other ranks time to read the reason in the store,
+        because the store ends with rank 0.
         """
         if self._thread is None:
             return
@@ -271,7 +272,7 @@ class RankMonitor(Feature):
         if self._store_ended:
             raise PacelineError(self._without_store())
 
-    # Methods that the thread calls.
+    # The monitor's thread calls the methods below.
 
     def _run(self, own: Store) -> None:
         try:

@@ -72,8 +72,8 @@ class Learned(msgspec.Struct, frozen=True):
     """Learned capacity of a device, in the unit of the sizes.
 
     `limit` is the maximum load that a rank may compute at once from now on. `ran_out` is the load
-    of the batch in which memory ran out. `held` is the largest load of the earlier batches in the
-    same attempt, which fitted; 0 if there were none.
+    of the batch in which memory ran out. `held` is the largest load of a batch that fitted earlier
+    in the same attempt; 0 if there was none.
     """
 
     limit: float
@@ -156,7 +156,7 @@ class Memory:
     """Record of one rank's loads, which learns a limit when memory runs out. Not thread-safe.
 
     Call `fitted` after each iteration, `left` when an exception ends the loop, and `close` at the
-    session's end. `path` is the file of this rank's device; None outside of a run.
+    session's end. `path` is the file with this device's limit; None: limits are not stored.
     """
 
     def __init__(self, path: Path | None, rank: int) -> None:

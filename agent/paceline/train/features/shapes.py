@@ -48,7 +48,7 @@ class ShapeWarning(Feature):
             logger.warning(
                 "torch.backends.cudnn.benchmark is on, and the plan changes how many samples this "
                 "rank gets: cuDNN benchmarks its kernels again for each new number, within the "
-                "step. Set it to False, or limit the numbers. %s",
+                "step. Set it to False, unless few batch sizes occur. %s",
                 self._advice(),
             )
         if any(map(is_compiled, self._models)):

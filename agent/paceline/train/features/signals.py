@@ -4,8 +4,8 @@ Slurm, Kubernetes and the launcher of `paceline run` send SIGTERM some seconds b
 process; Slurm can send SIGUSR1 instead. A rank cannot save alone, and not in the middle of a step.
 So the handler only asks the leader to end the plan, as `paceline stop` does. All ranks leave their
 loop after the same step and save. Then the handler that the script had set runs, or the signal's
-default action. This module does not change a signal that the script ignores, or that has a handler
-outside of Python (such as faulthandler). Without a declared checkpoint, no signal is changed.
+default action. This module replaces no handler of a signal that the script ignores, and none
+outside of Python (such as faulthandler's). Without a declared checkpoint, it replaces no handler.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Homes:
-    """Homes of all samples, which adopted segments change.
+    """The home of each sample. Adopted segments change the homes.
 
     A sample's home is the node that trained it last, or to which a plan has moved it since then.
     Not thread-safe. `shards` has the homes at the start of the attempt.
@@ -25,12 +25,12 @@ class Homes:
         self.prefetchers: list[int] = np.unique(self.nodes, return_index=True)[1].tolist()
         # The home of each sample, [N]; -1: no node stores the sample.
         self.of: Ints = shards.holders()
-        # The moves that take effect with the next epoch.
+        # The moves of samples that take effect with the next epoch.
         self._moves: Moves | None = None
         self._epoch: int | None = None
 
     def enter(self, epoch: int) -> None:
-        """Begin an epoch: the planned moves take effect."""
+        """Begin an epoch: the planned moves of samples take effect."""
         if epoch == self._epoch:
             return
         if self._moves is not None:

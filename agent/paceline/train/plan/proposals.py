@@ -1,7 +1,7 @@
 """Plans that are offered to the leader, and operators' orders: from the bus, or from rank 0 itself.
 
-`Proposals` keeps them for the leader. `ControlStream` receives those of the control plane;
-`paceline.train.plan.local` plans on rank 0 while no controller does.
+`Proposals` keeps plans and orders for the leader. `ControlStream` receives those that the control
+plane sends; `paceline.train.plan.local` plans on rank 0 while no controller does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _RETRY_S = 0.5
 class Proposals:
     """Plans offered to one attempt's leader. Thread-safe.
 
-    For each segment the newest proposal counts, but a controller's proposal before a local one.
+    The leader gets the newest proposal for each segment. A local proposal never replaces one of a
+    controller.
     """
 
     def __init__(self, attempt: int) -> None:

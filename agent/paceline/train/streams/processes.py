@@ -1,4 +1,7 @@
-"""Reads a rank's samples of a stream in several processes, among which its claims are divided."""
+"""Reads a rank's samples of a stream in several processes.
+
+Each process reads some of the data that the rank claims (see `paceline.core.streaming.reading`).
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-# `Ranks.among` keeps process groups for reuse: those of at most this many ways to divide the ranks.
+# `Ranks.among` keeps the process groups for reuse. If ranks are divided in more ways than this, it
+# destroys the oldest groups.
 _KEPT_DIVISIONS = 4
 
 if TYPE_CHECKING:

@@ -108,13 +108,14 @@ class SyncGate:
         self.relaxed: GradientSync | None = None
         self._scales_differ = False
         self._scales = Scales(self._script)
-        # True if the optimiser stepped before the step's last micro-batch, which has no effect.
+        # True if the script stepped the optimiser before the step's last micro-batch. Such an
+        # optimiser step has no effect.
         self._held_back = False
         # Number of successive steps in which the optimiser stepped after an earlier micro-batch,
         # but not after the last one.
         self._missed = 0
         self._ranks_made: Ranks | None = None
-        # None until a policy has relaxed synchronisation.
+        # None until the first segment whose planned synchronisation is relaxed.
         self._agreement: LoopAgreement | None = None
         # The newest iteration in which the models' optimiser stepped (`_stepped`), and the newest
         # iteration that has ended (`_body`).

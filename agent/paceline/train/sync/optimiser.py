@@ -1,4 +1,7 @@
-"""Holds the script's optimiser and gradient scaler, declared by `session.optimizer` or found."""
+"""Holds the script's optimiser and gradient scaler.
+
+The script declares them with `session.optimizer`; otherwise `discovery` searches for them.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Rounds of a partial all-reduce on one rank: ready ranks contribute gradients, others zeros.
 
-The protocol is `paceline.core.rounds`. This module adds threads, the store and the all-reduce.
+The protocol is in `paceline.core.rounds`. This module adds threads, the store and the all-reduce.
 
 Each rank has a communication thread. The thread waits for a round to be called, contributes the
 rank's pending gradients, and keeps the sum until the training thread takes it. Meanwhile the rank
@@ -146,7 +146,7 @@ class Rounds:
             self._copier.shutdown(wait=False)
 
     def _offer(self, gradient: Gradient, *, ends_step: bool) -> None:
-        """Offer a gradient to this rank's `Member`; the lock is held."""
+        """Offer a gradient to this rank's `Member`. The caller holds the lock."""
         vector, on_host = gradient.vector, gradient.arrive is None
         self._member.offer(vector, gradient.samples, ends_step=ends_step, on_host=on_host)
         if gradient.arrive is None:
@@ -198,7 +198,10 @@ class Rounds:
             self._check()
 
     def _log(self, reason: WaitReason | None) -> None:
-        """Log why this rank waits, who is slow, and the rounds' progress; the lock is held."""
+        """Log why this rank waits, who is slow, and the rounds' progress.
+
+        The caller holds the lock.
+        """
         progress, member = self._progress, self._member
         if reason is None:
             return
@@ -223,9 +226,9 @@ class Rounds:
             raise PacelineError(f"rank {rank}, round {number}: {self._error}") from self._error
 
     def _announce(self, *, calls: bool = False) -> None:
-        """Call the round or count this rank as ready, as `Member.announce` decides; lock held.
+        """Call the round or count this rank as ready, as `Member.announce` decides.
 
-        `calls`: call the round in any case.
+        `calls`: call the round in any case. The caller holds the lock.
         """
         progress = self._progress
         if progress.reducing or not progress.working:
@@ -269,7 +272,10 @@ class Rounds:
             )
 
     def _contribution(self) -> tuple[torch.Tensor, torch.Tensor | None, float]:
-        """Return the vector to reduce, rank 0's extra vector, and seconds of copying; lock held."""
+        """Return the vector to reduce, rank 0's extra vector, and the seconds of copying.
+
+        The caller holds the lock.
+        """
         tally = RoundCounts(self._drift)
         entries = self._member.contribute(tally)
         self._progress.begin()

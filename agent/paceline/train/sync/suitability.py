@@ -44,7 +44,7 @@ class Suits(Enum):
 
 
 class Suitability:
-    """Check of all ranks' scripts, which keeps its newest answer. Not thread-safe.
+    """Check of all ranks' scripts; `answer` is its newest result. Not thread-safe.
 
     If a script does not suit relaxed synchronisation, training continues under the all-reduce: no
     policy may end a training, neither the run's first one nor one that an operator switches to. How
