@@ -33,7 +33,9 @@ from support import local_planning
 from support.ranks import RankError, Ranks
 from support.waiting import DEADLINE_S, until
 
-SAMPLES = 96
+SAMPLES = 384
+# A rank that trains until an epoch is planned stops by itself before this.
+TRAINS_S = DEADLINE_S + 60
 KEY = b"key of the ranks"
 OPTIONS: dict[str, Any] = {"global_batch": 24, "seed": 3}
 
@@ -51,7 +53,8 @@ def environment(ranks: Ranks, data: Path, policy: str = "paceline") -> dict[str,
 
 def test_ranks_are_balanced_without_a_server(ranks: Ranks, tmp_path: Path) -> None:
     """Each sample is trained once, and training is that of one process."""
-    trained = ranks.run(local_planning.train, SAMPLES, OPTIONS, env=environment(ranks, tmp_path))
+    env = environment(ranks, tmp_path)
+    trained = ranks.run(local_planning.train, SAMPLES, OPTIONS, env=env, timeout_s=TRAINS_S)
     assert set(trained[0].sources[-1]) == {"local"}
     for samples in zip(*(rank.samples for rank in trained), strict=True):
         assert sorted(chain(*samples)) == list(range(SAMPLES))
@@ -64,8 +67,9 @@ def test_ranks_are_balanced_without_a_server(ranks: Ranks, tmp_path: Path) -> No
 
 
 def test_a_planning_process_that_dies_is_started_again(ranks: Ranks, tmp_path: Path) -> None:
+    env = environment(ranks, tmp_path)
     trained = ranks.run(
-        local_planning.train, SAMPLES, OPTIONS, None, 1, env=environment(ranks, tmp_path)
+        local_planning.train, SAMPLES, OPTIONS, None, 1, env=env, timeout_s=TRAINS_S
     )
     planned = [set(sources) == {"local"} for sources in trained[0].sources]
     assert sum(planned) >= 2 and planned[-1]
@@ -76,9 +80,8 @@ def test_a_planning_process_that_dies_is_started_again(ranks: Ranks, tmp_path: P
 @pytest.mark.parametrize("policy", ["local-sgd", "ad-psgd"])
 def test_relaxed_presets_train_without_a_server(ranks: Ranks, tmp_path: Path, policy: str) -> None:
     """Replicas are equal after each epoch, in which each sample is trained once."""
-    trained = ranks.run(
-        local_planning.train, SAMPLES, OPTIONS, env=environment(ranks, tmp_path, policy)
-    )
+    env = environment(ranks, tmp_path, policy)
+    trained = ranks.run(local_planning.train, SAMPLES, OPTIONS, env=env, timeout_s=TRAINS_S)
     assert set(trained[0].sources[-1]) == {"local"}
     assert "AllReduce" not in trained[0].kinds[-1]
     for samples in zip(*(rank.samples for rank in trained), strict=True):
@@ -90,7 +93,7 @@ def test_relaxed_presets_train_without_a_server(ranks: Ranks, tmp_path: Path, po
 def test_each_epoch_is_reported(ranks: Ranks, tmp_path: Path) -> None:
     """The last one, too, although the script ends at once. The last rank is half as fast."""
     env = environment(ranks, tmp_path)
-    trained = ranks.run(local_planning.train, 8 * SAMPLES, OPTIONS, env=env)
+    trained = ranks.run(local_planning.train, 2 * SAMPLES, OPTIONS, env=env, timeout_s=TRAINS_S)
     [run] = epoch_report.runs(tmp_path)
     reports = epoch_report.read(tmp_path, run)
     assert trained[0].lines == [epoch_report.sentence(report) for report in reports]
@@ -163,7 +166,8 @@ def test_a_second_session_follows_the_policy_of_the_run(
     env = {"PACELINE_RUN": f"second-{policy}", "PACELINE_FIRST_POLICY": json.dumps({first: {}})}
     env = environment(ranks, tmp_path, "") | env | further
     options, epochs = OPTIONS | {"policy": "boa"}, 1 if policy == "bsp" else None
-    trained = ranks.run(local_planning.train_second, SAMPLES, options, epochs, env=env)
+    train = local_planning.train_second
+    trained = ranks.run(train, SAMPLES, options, epochs, env=env, timeout_s=TRAINS_S)
     assert {rank.planned for rank in trained} == {policy != "bsp"}
     assert trained[0].policies[-1] == {policy}
 
