@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
-# Minimum number of seconds between two logged refusals.
+# Minimum number of seconds between two warnings of a `Refusals`.
 REPORT_INTERVAL_S = 60.0
 
 

@@ -144,7 +144,7 @@ def dropped(directory: Path) -> int:
     for path in directory.glob("*.dropped"):
         try:
             count += int(_read(path) or 0)
-        # This writer's number is left out of the sum.
+        # The sum leaves out the records lost by the writer of the unreadable file.
         except (OSError, ValueError) as error:
             logger.error("ignoring the number of dropped records in %s: %s", path, error)
     return min(max(count, 0), MOST_DROPPED)

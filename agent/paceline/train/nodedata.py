@@ -85,7 +85,7 @@ class NodeData(Feature):
             self._prefetcher.take(shard)
 
     def reads(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Make the DataLoader's collate function count misses."""
+        """Make the DataLoader count misses, in its collate function; see `Misses`."""
         return dataset, options | {"collate_fn": Counting(dataset, options.get("collate_fn"))}
 
     def loading(self) -> None:

@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from paceline.train.profile import Limits
     from paceline.train.state import TrainingState
 
-# Maximum number of samples of the smallest local batch, unless shapes require more. More samples
-# would not make a wrong loss easier to detect.
+# Maximum number of samples of the smallest local batch, unless `Terms.shapes` requires more. With
+# more samples, a wrong loss would not be easier to detect.
 _QUARTER = 4
 # Samples are chosen only from this fraction of the data set, its smallest samples, because larger
 # samples could need more memory than a usual step.
@@ -226,7 +226,8 @@ class Judge:
         self._arrangements, self._declared = arrangements, declared
         # For each model, the `Sketch` of its gradient on rank 0 in the trial ``whole``.
         self._whole: list[Tensor] = []
-        # Relative differences from ``whole``, by trial and by setting.
+        # Relative differences of the gradient from that of ``whole``, by trial and by setting of
+        # `loss_mean`.
         self._off: dict[str, dict[str, float]] = {}
         self._tolerance = _FINE
         self._random = False

@@ -117,7 +117,7 @@ class FleetNode(BaseModel):
 
 
 class FleetVerdict(BaseModel):
-    """Verdict over all runs that train."""
+    """Summary of how much all training runs are slowed down."""
 
     words: str = Field(
         examples=["1 of 3 runs on 24 workers is slowed down; 2.1 workers are lost …"]
@@ -145,7 +145,8 @@ class FleetVerdict(BaseModel):
     )
     runs: list[FleetRun] = Field(description="active runs, sorted by `lost_workers`, largest first")
     waits: list[FleetWait] = Field(
-        description="kinds of active causes, sorted by `lost_workers`, largest first"
+        description="causes of waiting that are present now, one row for each kind, sorted by "
+        "`lost_workers`, largest first"
     )
     nodes: list[FleetNode] = Field(
         description="nodes that slow runs down, sorted by `lost_workers`, largest first"

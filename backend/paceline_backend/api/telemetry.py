@@ -418,7 +418,7 @@ class InForce(BaseModel):
         examples=[0.001],
     )
     bytes: int = Field(
-        description="total bytes that the reporting ranks contributed", examples=[78905344]
+        description="total bytes that ranks contributed to the rounds", examples=[78905344]
     )
     rounds_per_s: float | None = Field(examples=[61.5])
     gradients_per_s: float | None = Field(
@@ -433,7 +433,8 @@ class RoundsOverTime(BaseModel):
 
     bucket: int = Field(description="number of steps per point", examples=[1])
     step: list[int] = Field(
-        description="first step of each point in which a round ended", examples=[[64, 65]]
+        description="first step of each point; points in which no round ended are left out",
+        examples=[[64, 65]],
     )
     rounds: list[int] = Field(examples=[[4, 5]])
     contributors: list[float] = Field(
@@ -457,7 +458,7 @@ class RoundsOverTime(BaseModel):
         examples=[[0.001, 0.001]],
     )
     bytes: list[int] = Field(
-        description="total bytes that the reporting ranks contributed", examples=[[262144, 327680]]
+        description="total bytes that ranks contributed to the rounds", examples=[[262144, 327680]]
     )
 
 

@@ -95,7 +95,7 @@ class Periodic:
                 pause_s = max(pause_s, outage.failed(error))
             except Exception as error:
                 if not outage.active:
-                    log.exception("%s: a round failed", self.name)
+                    log.exception("%s failed, and will be repeated", self.name)
                 pause_s = max(pause_s, outage.failed(error))
         if self._end is not None:
             self._end()

@@ -207,7 +207,9 @@ class Fitness:
 
     @cached_property
     def _longest(self) -> float:
-        """Return the mean of each step's largest load ÷ the mean load, with equal sample counts."""
+        """Return the mean, over steps, of a step's largest load, divided by the mean of all loads.
+
+        All ranks have equal sample counts."""
         return float(self._loads.max(axis=1).mean() / max(float(self._loads.mean()), 1e-300))
 
     @cached_property

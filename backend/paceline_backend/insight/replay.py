@@ -288,7 +288,8 @@ def replay_command(database_url: str, run_id: str, json_output: bool) -> int:
         typer.echo(
             f"run {report.run}, attempt {report.attempt}: planning again gave the same plan for "
             f"{report.identical} of {report.segments} planned segments; "
-            f"{uncovered if report.earlier else ''}no policy planned {report.coasted} segments"
+            f"{uncovered if report.earlier else ''}"
+            f"{report.coasted} further segments were planned without a policy"
         )
         if report.first_difference:
             typer.echo(f"first difference: {report.first_difference}")

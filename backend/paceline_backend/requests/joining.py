@@ -234,7 +234,7 @@ def least_busy(
         if not reasons:
             raise
         raise ConflictError(
-            f"{error}; {'; '.join(reasons)}; name a node to accept it anyway"
+            f"{error}; {'; '.join(reasons)}; to use a node in spite of this, name it in the request"
         ) from error
     return chosen.where
 

@@ -29,7 +29,7 @@ def switch(
         The new row of `switches`, with the run's new `revision`, or None if `unless` returned True.
 
     Raises:
-        ConflictError: the run is observed.
+        ConflictError: the run is only observed, so it has no policy.
         InvalidRequestError: there is no such policy, it does not accept the parameters, or it
             cannot plan a stream.
     """

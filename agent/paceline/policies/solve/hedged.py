@@ -28,7 +28,7 @@ _RATIO_BISECTIONS = 10
 def partition_hedged(
     sizes: Floats, models: Models, limits: Ints | None = None, *, laid_out: bool = False
 ) -> Ints:
-    """Assign each sample of a global batch to a rank, [n], also while several costs are plausible.
+    """Assign each sample of a global batch to a rank, [n], with a cost that is not known for sure.
 
     `sizes` has the size λ of each of the n samples, [n]. `models.rivals` are the models under other
     plausible costs; without rivals, the result is the same as of `balance.partition`. `limits` and

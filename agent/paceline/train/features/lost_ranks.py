@@ -176,8 +176,8 @@ class RankMonitor(Feature):
             return
         step, gate = running.step.step, self._state.gate
         passes = running.passes or not gate.models
-        # The skip is recorded before the step's end: the thread may publish between the two
-        # statements, and the entry of an ended step must include its skip.
+        # `_progress.skip` must come first. The monitor's thread may publish `_progress` between the
+        # two statements, and other ranks must not read that this step ended with a backward pass.
         if not passes:
             self._progress.skip(step)
         if step > self._progress.finished:

@@ -151,8 +151,8 @@ class Work:
     dealing: Dealing | None = None
     # Each rank's number of steps; None: S.
     steps: Ints | None = None  # [W]
-    # Number of steps of the plan that the ranks' steps replace, if ranks run different numbers of
-    # steps; None: S.
+    # Number of steps that the segment's plan had, if ranks run different numbers of steps instead;
+    # None: S.
     planned: int | None = None
 
     @property
