@@ -6,12 +6,10 @@ import re
 
 import httpx
 import pytest
-import sqlalchemy as sa
 from playwright.sync_api import Page, expect
 
 from paceline import policies
-from paceline_backend.store import Store, runs, switches
-from paceline_backend.store import schema as tables
+from paceline_backend.store import Store, switches
 from support.pages import (
     confirm_switch,
     keep_forecast,
@@ -161,10 +159,6 @@ def test_an_effect_stands_beside_its_forecast(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:
     training = opened(page, web, store, bus_url)
-    with store.write() as connection:  # the forecast compares with this policy
-        row = {"run": runs.key_of(connection, "r"), "version": 0, "policy": "bsp", "parameters": {}}
-        row |= {"requested_at": 1.0, "requested_by": "me"}
-        connection.execute(sa.insert(tables.switches).values(row))
     training.switch("boa")
     training.train(24)
     forecast = page.locator("#switch-effect .forecast .effect-figure")

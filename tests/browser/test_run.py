@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-import sqlalchemy as sa
 from playwright.sync_api import Page, Request, expect
 
 from paceline.wire import Evaluation, LongPhase, MetricBatch, MetricRecord, Phase, StepBatch
@@ -19,12 +18,12 @@ from paceline_backend.api.identity import Identity
 from paceline_backend.demo import example
 from paceline_backend.insight import hangs
 from paceline_backend.server.stack import Stack
-from paceline_backend.store import Store, runs, schema, telemetry
+from paceline_backend.store import Store, runs, telemetry
 from paceline_backend.store.alerts import rows as alerts
 from support.e2e import ENDLESS, wait_for_step
 from support.outcomes import keep_outcome
 from support.pages import heat_colour, layout_of, open_run, wait_for_chart
-from support.records import add_run, hello, record
+from support.records import add_run, hello, put_switch, record
 from support.training import Training
 from support.waiting import until
 from support.web import SIGNED_IN
@@ -540,7 +539,7 @@ def train(store: Store, run: str, slow_s: float, policy: str) -> None:
         row = {"run": key, "policy": policy, "parameters": {}, "requested_by": "me"}
         for version, first in ((0, 0), (1, 60)):
             row |= {"version": version, "requested_at": 1.0, "effective_step": first}
-            connection.execute(sa.insert(schema.switches).values(row))
+            put_switch(connection, row)
 
 
 def lines(page: Page, chart: str) -> list[list[float]]:

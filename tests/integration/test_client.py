@@ -11,15 +11,14 @@ import httpx
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-import sqlalchemy as sa
 
 import paceline
 from paceline.client import Server
 from paceline.wire import RankDevice, StepBatch
-from paceline_backend.store import Store, schema, telemetry
+from paceline_backend.store import Store, telemetry
 from paceline_backend.store.history import days
 from support.command_line import in_process
-from support.records import add_run, adopted, hello, record
+from support.records import add_run, adopted, hello, put_switch, record
 
 RUN, OTHER = "3f9a1c07be52", "3f00aa11bb22"
 
@@ -45,7 +44,7 @@ def train(store: Store, run: str, slow_s: float = 0.2, steps: int = 60, **column
         row = {"run": key, "policy": "bsp", "parameters": {}, "requested_by": "me"}
         for version, first in ((0, 0), (1, 20)):
             row |= {"version": version, "requested_at": 1.0, "effective_step": first}
-            connection.execute(sa.insert(schema.switches).values(row))
+            put_switch(connection, row)
     days.sum_up(store, key)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from paceline_backend.store import Store, schema
 
 
 def add_run(store: Store, run: str, nproc: int = 2, **columns: Any) -> int:
-    """A pending run; returns its key."""
+    """A pending run with its first policy, as `POST /runs` writes them; returns its key."""
     row = {
         "id": run,
         "name": run,
@@ -38,25 +39,19 @@ def add_run(store: Store, run: str, nproc: int = 2, **columns: Any) -> int:
         "dropped": 0,
     }
     with store.write() as connection:
-        key = connection.execute(sa.insert(schema.runs).values(row | columns)).inserted_primary_key
-        assert key is not None
-        return int(key[0])
+        made = connection.execute(sa.insert(schema.runs).values(row | columns)).inserted_primary_key
+        assert made is not None
+        key = int(made[0])
+        put_switch(connection, {"run": key, "version": 0, "policy": (row | columns)["policy"]})
+        return key
 
 
-def add_first_policy(store: Store, run: str, policy: str = "bsp") -> None:
-    """The policy at a run's start, as `POST /runs` writes it; `add_run` leaves it out."""
-    with store.write() as connection:
-        key = connection.execute(sa.select(schema.runs.c.key).where(schema.runs.c.id == run))
-        connection.execute(
-            sa.insert(schema.switches).values(
-                run=key.scalar_one(),
-                version=0,
-                policy=policy,
-                parameters={},
-                requested_at=1.0,
-                requested_by="test",
-            )
-        )
+def put_switch(connection: sa.Connection, row: Mapping[str, Any]) -> None:
+    """Write a row of `switches`, also in place of the one that `add_run` wrote."""
+    c, values = schema.switches.c, {"parameters": {}, "requested_at": 1.0, "requested_by": "test"}
+    same = c.run == row["run"], c.version == row["version"]
+    connection.execute(sa.delete(schema.switches).where(*same))
+    connection.execute(sa.insert(schema.switches).values(values | row))
 
 
 def run_day(day: int, run: int, worker_s: float, waited_s: float) -> dict[str, Any]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import sqlalchemy as sa
-
 from paceline.wire import RoundBatch, StepBatch
-from paceline_backend.store import Store, schema, telemetry
-from support.records import a_round, add_run, adopted, hello, record
+from paceline_backend.store import Store, telemetry
+from support.records import a_round, add_run, adopted, hello, put_switch, record
 
 WORLD, STEPS, SLOW = 4, 80, 3
 SWITCHED = 50  # the first step of the second policy, under which all ranks take the same time
@@ -62,4 +60,4 @@ def _switch(store: Store, key: int, version: int, step: int, policy: str) -> Non
         "effective_step": step,
     }
     with store.write() as connection:
-        connection.execute(sa.insert(schema.switches).values(**values))
+        put_switch(connection, values)

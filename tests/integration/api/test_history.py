@@ -22,7 +22,7 @@ from paceline_backend.store import Store, runs, schema, telemetry
 from paceline_backend.store.details.rows import TABLES, Wanted, parts
 from paceline_backend.store.history import days
 from support.pages import keep_forecast
-from support.records import a_round, add_run, adopted, hello, pack_indices, record
+from support.records import a_round, add_run, adopted, hello, pack_indices, put_switch, record
 from support.web import ANY
 
 V1 = "/api/v1"
@@ -70,7 +70,7 @@ def test_runs_by_what_people_ask_for(client: httpx.Client, store: Store) -> None
     with store.write() as connection:
         row = {"run": other, "version": 0, "policy": "paceline", "requested_by": "me"}
         row |= {"parameters": {"mode": "free", "window": 32}, "requested_at": 1.0}
-        connection.execute(sa.insert(schema.switches).values(row))
+        put_switch(connection, row)
 
     def ids(**query: Any) -> list[str]:
         return [run["id"] for run in get(client, "/runs", **query)["items"]]
@@ -317,7 +317,7 @@ def switched(store: Store, run: str, policies: dict[int, tuple[str, int | None]]
         for version, (policy, step) in policies.items():
             row = {"run": key, "version": version, "policy": policy, "parameters": {}}
             row |= {"requested_at": 1.0, "requested_by": "test"}
-            connection.execute(sa.insert(schema.switches).values(row))
+            put_switch(connection, row)
             if step is not None:
                 counts = [[4, 4]] * (ends.pop(0) - step)
                 plans.append(
@@ -376,7 +376,7 @@ def test_simulated_runs_have_rows_of_their_own(client: httpx.Client, store: Stor
     assert row["simulated"]
 
 
-ROWS = {"steps": 8, "worker-steps": 16, "rounds": 4, "segments": 4, "switches": 0}
+ROWS = {"steps": 8, "worker-steps": 16, "rounds": 4, "segments": 4, "switches": 1}
 
 
 @pytest.mark.parametrize("table", sorted(ROWS))

@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from paceline_backend.api import preconditions, switching
 from paceline_backend.api.identity import Identity
 from paceline_backend.store import Store, switches, telemetry
-from support.records import add_first_policy, add_run, hello
+from support.records import add_run, hello
 from support.training import Training
 from support.web import ANY
 
@@ -22,14 +22,12 @@ RUN = "/api/v1/runs/r"
 @pytest.fixture(autouse=True)
 def _run(store: Store) -> None:
     add_run(store, "r", node="n1", state="running")
-    add_first_policy(store, "r")
 
 
 def test_the_policy_in_force_and_the_one_to_follow(
     client: httpx.Client, store: Store, bus_url: str
 ) -> None:
     training = Training(store, bus_url, "t")
-    add_first_policy(store, "t")
     training.train(4)
     path = "/api/v1/runs/t/policy"
     first = client.get(path)
@@ -132,8 +130,7 @@ def test_nobody_calls_themselves_as_the_server_does(client: httpx.Client) -> Non
 def test_a_policy_that_keeps_no_token_budget_is_refused_and_a_run_under_one_says_so(
     client: httpx.Client, store: Store, bus_url: str
 ) -> None:
-    add_run(store, "t", nproc=2, state="running")
-    add_first_policy(store, "t", "chronica")
+    add_run(store, "t", nproc=2, state="running", policy="chronica")
     assert client.get("/api/v1/runs/t").json()["notice"] is None  # it has not said hello
     sizes = np.ones(40, "<f8").tobytes()
     budget = {"token_budget": 9.5, "steps_per_epoch": 5, "uneven_steps": False}
@@ -153,8 +150,7 @@ def test_a_policy_that_keeps_no_token_budget_is_refused_and_a_run_under_one_says
 def test_a_run_of_a_stream_under_a_policy_that_cannot_plan_it_says_so(
     client: httpx.Client, store: Store, bus_url: str
 ) -> None:
-    add_run(store, "s", nproc=2, state="running")
-    add_first_policy(store, "s", "chronica")
+    add_run(store, "s", nproc=2, state="running", policy="chronica")
     assert client.get("/api/v1/runs/s").json()["notice"] is None  # it has not said hello
     telemetry.write(store, [("s", hello(2, sizes=b"", stream=True, uneven_steps=False))])
     shown = client.get("/api/v1/runs/s").json()

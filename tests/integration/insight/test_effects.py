@@ -24,16 +24,15 @@ from paceline_backend.store.outcomes import forecasts
 from paceline_backend.store.outcomes.effects import RUN_SETTLE_S
 from paceline_backend.store.schema import effects as kept
 from paceline_backend.store.schema import forecasts as forecasts_table
-from paceline_backend.store.schema import leases, runs, switches, worker_steps
+from paceline_backend.store.schema import leases, runs, worker_steps
 from paceline_backend.store.schema import steps as steps_table
 from support.forecasts import BSP, preset
-from support.records import add_first_policy, add_run, hello, record
+from support.records import add_run, hello, put_switch, record
 
 
 def trained(store: Store, times_s: np.ndarray, loads: np.ndarray | None = None) -> int:
     """A run of two ranks whose steps take so long; the key of it."""
     key = add_run(store, "r", nproc=2)
-    add_first_policy(store, "r")
     loads = np.full(len(times_s), 40.0) if loads is None else loads
     rows = [
         record(step, rank, load=float(loads[step]), step_s=float(times_s[step]))
@@ -57,7 +56,7 @@ def switch(
             "requested_by": "test",
             "effective_step": step,
         }
-        connection.execute(sa.insert(switches).values(**values))
+        put_switch(connection, values)
 
 
 def noisy(*parts: tuple[int, float]) -> np.ndarray:

@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sqlalchemy as sa
 
 from paceline.commands.verdict import lines
 from paceline.wire import Fallback, StepBatch
 from paceline.wire.synchronisation import Averaging, AveragingRules
 from paceline_backend.insight.verdict import ObservedSteps, judge, read_observed
 from paceline_backend.store import Store, runs, telemetry
-from paceline_backend.store.schema import switches
-from support.records import add_run, adopted, hello, record
+from support.records import add_run, adopted, hello, put_switch, record
 from support.web import serving
 
 STEP_S, COMPUTE_S = 0.25, 0.2
@@ -172,11 +170,10 @@ def test_the_command_line_tells_what_to_do(store: Store, bus_url: str) -> None:
 
 def test_the_policy_in_force(store: Store) -> None:
     """Of the last step of the range, and whether it divides batches by sizes and speeds."""
-    add_run(store, "r", nproc=2)
+    key = add_run(store, "r", nproc=2)
     telemetry.write(store, [("r", hello())])
     written(store, {})
-    assert (seen(store).policy, seen(store).balances) == ("", False)
-    key = 1
+    assert (seen(store).policy, seen(store).balances) == ("bsp", False), "the run's first policy"
     policies: list[tuple[str, dict[str, Any]]] = [
         ("bsp", {}),
         ("paceline", {"mode": "free"}),
@@ -188,7 +185,7 @@ def test_the_policy_in_force(store: Store) -> None:
         for version, (policy, parameters) in enumerate(policies):
             row = {"run": key, "version": version, "policy": policy, "parameters": parameters}
             row |= {"requested_at": 1.0, "requested_by": "test"}
-            connection.execute(sa.insert(switches).values(row))
+            put_switch(connection, row)
     for version, first in enumerate((0, 8, 16, 24)):
         plan = adopted(version, first, version, counts=[[4, 4]] * (16 if version == 3 else 8))
         telemetry.write(store, [("r", plan)])

@@ -16,7 +16,6 @@ from paceline_backend.insight.quality import MetricChange
 from paceline_backend.store import Store, runs
 from paceline_backend.store.quality import evaluations, target
 from paceline_backend.store.quality.evaluations import Evaluated
-from support.records import add_first_policy
 from support.training import Training
 from support.web import serving
 
@@ -48,7 +47,6 @@ def train(training: Training, *accuracies: float) -> None:
 def training(store: Store, bus_url: str) -> Training:
     """Four evaluations under bsp, two under local-sgd, none under bsp, and one under paceline."""
     made = Training(store, bus_url, "r")
-    add_first_policy(store, "r")
     train(made, 0.1, 0.2, 0.3, 0.4)
     made.switch("local-sgd")
     train(made, 0.5, 0.7)
@@ -90,7 +88,6 @@ def test_evaluations_are_read_only_after_a_switch_that_changes_the_training(
     store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = Training(store, bus_url, "r")
-    add_first_policy(store, "r")
     train(training, 0.1)
     training.switch("paceline")
     train(training, 0.2)
@@ -100,7 +97,6 @@ def test_evaluations_are_read_only_after_a_switch_that_changes_the_training(
 
 def test_a_run_without_evaluations_tells_of_none(store: Store, bus_url: str) -> None:
     training = Training(store, bus_url, "r")
-    add_first_policy(store, "r")
     training.train(4)
     training.switch("local-sgd")
     training.train(4)

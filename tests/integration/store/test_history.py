@@ -15,7 +15,7 @@ from paceline_backend.insight import history
 from paceline_backend.server.prices import Price
 from paceline_backend.store import Store, runs, schema, telemetry
 from paceline_backend.store.history import SORTS, FigureBounds, RunFilter, days, labels
-from support.records import add_run, adopted, hello, record
+from support.records import add_run, adopted, hello, put_switch, record
 
 DAY_S = 86_400.0
 STATES = ("pending", "running", "finished", "failed")
@@ -54,7 +54,7 @@ def some(store: Store, number: int) -> dict[str, Any]:
             used.add(policy)
             row = {"run": key, "version": version, "policy": policy, "requested_at": at}
             row |= {"requested_by": "me", "parameters": parameters if last else {"mode": 3}}
-            connection.execute(sa.insert(schema.switches).values(row))
+            put_switch(connection, row)
         tags = [tag for place, tag in enumerate(TAGS) if number >> place & 1]
         for tag in tags:
             labels.add_tag(connection, key, tag)
@@ -339,7 +339,7 @@ def test_steps_of_a_run_that_was_switched_before_it_began(store: Store) -> None:
         row = {"run": key, "version": version, "policy": policy, "parameters": {}}
         row |= {"requested_by": "me", "requested_at": 0.0}
         with store.write() as connection:
-            connection.execute(sa.insert(schema.switches).values(row))
+            put_switch(connection, row)
     telemetry.write(store, [("r1", hello()), ("r1", adopted(0, 0, version=1))])
     train(store, "r1", range(10), 5 * DAY_S)
     days.sum_up(store, key)

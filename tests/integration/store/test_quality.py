@@ -17,7 +17,7 @@ from paceline.wire import Evaluation, Hello, Message, MetricBatch, MetricRecord,
 from paceline_backend.store import Store, StoreRefusedError, attempts, runs, schema, telemetry
 from paceline_backend.store.quality import evaluations, metrics, target
 from paceline_backend.store.telemetry.handlers import SUM_UP_METRICS
-from support.records import add_first_policy, add_run, adopted, hello, record
+from support.records import add_run, adopted, hello, record
 from support.web import ANY, serving
 
 V1 = "/api/v1"
@@ -284,7 +284,6 @@ def test_when_a_run_ends_follows_from_its_steps_and_the_pause_between_epochs(
 
 def test_rest(store: Store, bus_url: str) -> None:
     add_run(store, "r", state="finished", created_at=80.0, ended_at=160.0)
-    add_first_policy(store, "r")
     write(store, hello(), adopted(0, 0, counts=[[4, 4]] * 6), steps(0, 1))
     write(store, logged(0, 1, 4.0, rate=0.5), evaluated(1, accuracy=0.5))
     body = {"metric": "accuracy", "value": 0.45, "direction": ">=", "why": "to ship"}

@@ -39,7 +39,7 @@ from paceline_backend.store import (
     telemetry,
 )
 from paceline_backend.store.telemetry import steps
-from support.records import add_run, adopted, hello, record
+from support.records import add_run, adopted, hello, put_switch, record
 
 _names = (f"run-{number}" for number in count())
 
@@ -437,7 +437,8 @@ def test_switch_takes_effect_with_its_earliest_segment(store: Store) -> None:
     key = add_run(store, "r")
     row = {"run": key, "policy": "bsp", "parameters": {}, "requested_at": 1.0, "requested_by": "me"}
     with store.write() as connection:
-        connection.execute(sa.insert(schema.switches), [row | {"version": v} for v in range(3)])
+        for version in range(3):
+            put_switch(connection, row | {"version": version})
     send(store, adopted(5, 10, version=1, at=60.0), adopted(4, 8, version=1, at=59.0))
     send(store, adopted(0, 0, version=0, at=50.0), adopted(6, 12, version=1, at=61.0))
     # Restarted from the first step, under the version in force.
