@@ -51,7 +51,7 @@ def read(
         since: only evaluations after this step or a later one.
         metric: only this metric; None: all.
     """
-    where = [evaluations.c.run == run, evaluations.c.step >= since, _counts(counting)]
+    where = [evaluations.c.run == run, evaluations.c.step >= since, _not_discarded(counting)]
     if metric is not None:
         where.append(evaluations.c.name == metric)
     if limit is not None:
@@ -115,7 +115,7 @@ def _combined(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any]:
     return query.order_by(c.step, c.attempt, c.name)
 
 
-def _counts(counting: Sequence[AttemptSpan]) -> sa.ColumnElement[bool]:
+def _not_discarded(counting: Sequence[AttemptSpan]) -> sa.ColumnElement[bool]:
     """Return the SQL condition for evaluations that no later attempt has discarded.
 
     An attempt may evaluate before it trains its first step. The `step` of such an evaluation is the
