@@ -1,9 +1,9 @@
 """Base class of the loop's optional features: hooks, in the order in which the loop calls them.
 
-`features.choice` makes only those features that the run needs. `Hooks` lists the methods that features
-override, so the loop calls no hook that does nothing. Features share a `state.TrainingState`; they
-import neither each other nor the loop. All hooks run in the training thread. Ranks synchronise at
-the gate (`sync.gate.SyncGate`).
+`features.choice` makes only those features that the run needs. `Hooks` lists the methods that
+features override, so the loop calls no hook that does nothing. Features share a
+`state.TrainingState`; they import neither each other nor the loop. All hooks run in the training
+thread. Ranks synchronise at the gate (`sync.gate.SyncGate`).
 """
 
 from __future__ import annotations
