@@ -1,53 +1,60 @@
-"""Protection of forked processes from what other threads do at the time of the fork.
+"""Forks of this process wait until no other thread imports a module.
 
 A forked process has only the thread that forked. If another thread was importing a module at that
 time, the forked process can never import this module: it waits forever for the other thread to
-finish. The same holds for locks. DataLoader forks its workers while the library's threads run, so
-these threads import modules, and call the script's own code for the first time, in `no_fork`.
+finish. Python does not prevent this. It happens if DataLoader forks its workers while a thread, of
+this library or of the script, reads its first sample or sends its first message. Other libraries
+have such locks, too: OpenSSL takes one while a thread sets up TLS.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
-# Maximum time for which `no_fork` delays forks.
+# Maximum time for which a fork waits.
 _MOST_S = 10.0
+_POLL_S = 0.001
+
+_bootstrap: Any = importlib._bootstrap
+# Threads in `no_fork`, by identifier.
+_critical: list[int] = []
 
 
-class _Forks:
-    """Lock of this process that `no_fork` and each forking thread hold."""
+@cache
+def delay_forks() -> None:
+    """Let all forks of this process wait, at most 10 s each, until no other thread is critical.
 
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Set the state of a process in which no thread holds the lock."""
-        self.lock = threading.RLock()
-        # True if a fork has waited for the maximum time; later ones do not wait again.
-        self.late = False
-        self._forking = threading.local()
-
-    def begin(self) -> None:
-        self._forking.locked = self.lock.acquire(timeout=0 if self.late else _MOST_S)
-        self.late = not self._forking.locked
-
-    def end(self) -> None:
-        if self._forking.locked:
-            self.lock.release()
-
-
-_forks = _Forks()
-os.register_at_fork(before=_forks.begin, after_in_parent=_forks.end, after_in_child=_forks.reset)
+    A thread is critical while it imports a module, and in `no_fork`.
+    """
+    os.register_at_fork(before=_wait, after_in_child=_critical.clear)
 
 
 @contextmanager
 def no_fork() -> Iterator[None]:
-    """Delay forks of this process by other threads, together at most 10 s, until the block ends."""
-    with _forks.lock:
-        try:
-            yield
-        finally:
-            _forks.late = False
+    """Let forks by other threads wait until the block ends. Threads do not wait for each other."""
+    _critical.append(threading.get_ident())
+    try:
+        yield
+    finally:
+        # In a process that the block forked, the list is empty.
+        if threading.get_ident() in _critical:
+            _critical.remove(threading.get_ident())
+
+
+def _wait() -> None:
+    until = time.monotonic() + _MOST_S
+    while _others_are_critical() and time.monotonic() < until:
+        time.sleep(_POLL_S)
+
+
+def _others_are_critical() -> bool:
+    locks = [reference() for reference in list(_bootstrap._module_locks.values())]
+    threads = {*_critical, *(lock.owner for lock in locks if lock is not None)}
+    return not threads <= {None, threading.get_ident()}

@@ -244,7 +244,7 @@ class Prefetcher:
     def _fetched(self, sample: int) -> bytes:
         if self._has_fetched:
             return self._data.fetch(sample)
-        # A source may import modules when it is first read.
+        # A source may set up its connection when it is first read.
         with no_fork():
             data = self._data.fetch(sample)
         self._has_fetched = True

@@ -22,6 +22,7 @@ from torch import nn
 
 from paceline.core.batch_limits.shapes import Shapes
 from paceline.core.errors import PacelineError
+from paceline.core.forking import delay_forks
 from paceline.core.terms import PLAIN, Terms, length, whole
 from paceline.data import Sharded, Stream
 from paceline.planning.policy_in_force import PolicyInForce
@@ -221,6 +222,8 @@ class Session:
         # A control plane plans with a policy of its own, and a single rank needs no plans.
         if environment.run is None and startup.world > 1:
             here.refuse(startup.world, token_budget, stream=stream is not None)
+        # The script's DataLoader may fork while the session's threads run.
+        delay_forks()
         self.rank, self.world, self.filler = startup.rank, startup.world, startup.filler
         if startup.leads:
             environment.warn_unknown()

@@ -123,8 +123,8 @@ class AlertRule(BaseModel):
 
     name: str = Field(examples=["run-held-up"])
     words: str = Field(
-        description="condition of the rule as a clause, such as: no step has been completed for "
-        "longer than the threshold"
+        description="condition of the rule as a clause, such as: the share of their time that "
+        "ranks wait for slower ranks is above the threshold"
     )
     unit: Literal["share", "ratio", "factor", "seconds", "count"] = Field(examples=["share"])
     below: bool = Field(

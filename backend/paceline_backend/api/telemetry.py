@@ -418,7 +418,8 @@ class InForce(BaseModel):
         examples=[0.001],
     )
     bytes: int = Field(
-        description="total bytes that ranks contributed to the rounds", examples=[78905344]
+        description="total bytes that the rank which reported each round contributed to it",
+        examples=[78905344],
     )
     rounds_per_s: float | None = Field(examples=[61.5])
     gradients_per_s: float | None = Field(
@@ -458,7 +459,8 @@ class RoundsOverTime(BaseModel):
         examples=[[0.001, 0.001]],
     )
     bytes: list[int] = Field(
-        description="total bytes that ranks contributed to the rounds", examples=[[262144, 327680]]
+        description="total bytes that the rank which reported each round contributed to it",
+        examples=[[262144, 327680]],
     )
 
 

@@ -47,10 +47,10 @@ class Consumer:
     Streams are read fairly. Each stream has an equal quota of a batch. If some streams have fewer
     entries, streams with more entries than their quota share the rest of the batch. So a flooded
     stream does not delay others. The sizes of entries are unknown before they are read. So the
-    first batch, and the first after `reset`, begins with one entry of each stream. Each later batch
-    begins with up to twice as many entries as the batch before, but with no more than fill half of
-    a batch's bytes if all are as large as the largest entry of the batch before. Streams with large
-    entries contribute fewer entries.
+    first read of the first batch, and of the first batch after `reset`, gets one entry of each
+    stream. The first read of each later batch gets up to twice as many entries as that of the batch
+    before, but no more than fill half of a batch's bytes if all are as large as the largest entry
+    of the batch before. Streams with large entries contribute fewer entries.
 
     Args:
         client: client of the bus that returns bytes, not strings. Its timeout must be longer than

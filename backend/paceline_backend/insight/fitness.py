@@ -209,7 +209,8 @@ class Fitness:
     def _longest(self) -> float:
         """Return the mean, over steps, of a step's largest load, divided by the mean of all loads.
 
-        All ranks have equal sample counts."""
+        All ranks have equal sample counts.
+        """
         return float(self._loads.max(axis=1).mean() / max(float(self._loads.mean()), 1e-300))
 
     @cached_property

@@ -27,6 +27,7 @@ from paceline_backend.store import (
     nodes,
     runs,
     segments,
+    switches,
 )
 from paceline_backend.store.audit import RequestedChange, record_change
 from paceline_backend.store.new_runs import NewRun
@@ -58,7 +59,7 @@ class Elsewhere:
 AS_BEFORE = Elsewhere()
 
 
-def moved(run: str, new: NewRun, to: Elsewhere, *, start: bool) -> NewRun:
+def moved(connection: Connection, run: str, new: NewRun, to: Elsewhere, *, start: bool) -> NewRun:
     """Return the run `new` with the changes `to`.
 
     `start` is True if the control plane starts the run, and False if the caller does.
@@ -90,7 +91,8 @@ def moved(run: str, new: NewRun, to: Elsewhere, *, start: bool) -> NewRun:
         backend.check(replace(made, node=None), launch=start)
     except backends.NewRunError as error:
         raise InvalidRequestError(error.field, error.message) from error
-    check_start(made.policy, made.parameters, made.most_ranks)
+    now = switches.latest(connection, runs.key_of(connection, run))
+    check_start(now.policy, now.parameters, made.most_ranks)
     return made
 
 
@@ -168,7 +170,7 @@ def _recorded(connection: Connection, run: str, terms: Resumption) -> NewRun:
     _refuse(run, new, state)
     if state is State.FINISHED and not _stopped_early(connection, run):
         raise ConflictError(f"run {run} has finished: nothing is left to train; start another run")
-    new = moved(run, new, terms.to, start=terms.start)
+    new = moved(connection, run, new, terms.to, start=terms.start)
     check_driver(new)
     if terms.max_restarts is not None:
         new = replace(new, max_restarts=terms.max_restarts)

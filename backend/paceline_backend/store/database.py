@@ -204,7 +204,11 @@ class Store:
 
 @dataclass
 class Commits:
-    """Number of transactions that a `counting_commits` block commits, also in a thread pool."""
+    """Number of transactions that a `counting_commits` block commits.
+
+    Transactions in other threads count if the thread runs in a copy of the context, as in
+    Starlette's thread pool.
+    """
 
     count: int = 0
 

@@ -71,7 +71,7 @@ def stored(connection: sa.Connection, run: str) -> tuple[NewRun, State]:
 
     `first_attempt` is the first attempt number of the next launch. It is higher than all attempts
     so far. If the run was lost, it is also higher than all attempts that the run might still reach,
-    because its processes may still be running. The policy is the one that was requested last.
+    because its processes may still be running. The policy is the run's first one.
     Values of environment variables are left out.
 
     Raises:
@@ -88,13 +88,14 @@ def stored(connection: sa.Connection, run: str) -> tuple[NewRun, State]:
     if row.lost:
         last = last_attempt(row.first_attempt, row.max_restarts, row.nodes_max)
         known = max(known, last + 1)
-    policy = switches.latest(connection, row.key)
+    first = switches.of_version(connection, row.key, 0)
+    assert first is not None
     return NewRun(
         name=row.name,
         script=row.script,
         nproc=row.nproc,
-        policy=policy.policy,
-        parameters=policy.parameters,
+        policy=first.policy,
+        parameters=first.parameters,
         args=row.args,
         env=dict.fromkeys(row.env, ""),
         cwd=row.cwd,

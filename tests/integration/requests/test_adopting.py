@@ -130,11 +130,29 @@ def test_nobody_here_chooses_its_nodes(client: httpx.Client, store: Store) -> No
 def test_a_run_on_one_node(client: httpx.Client, store: Store, bus: redis.Redis) -> None:
     made = adopt(client, nodes_min=1, nodes_max=1, policy="rna", parameters={"probes": 3})
     assert enlist(client, store, made, "n1")["needed"]
-    (order,) = orders(bus, "n1")
-    env = unseal(order.sealed, sessions.keys(store, ["n1"]).of_node("n1")).env
-    assert json.loads(env[FIRST_POLICY]) == {"rna": {"probes": 3}}, "rank 0 can plan by itself"
+    assert first_policy(store, bus, "n1") == {"rna": {"probes": 3}}
     assert client.get(f"runs/{made['run']}").json()["node"] == "n1"
     assert enlist(client, store, made, "n2")["message"] == "the run trains on n1"
+
+
+def test_all_nodes_get_the_runs_first_policy(
+    client: httpx.Client, store: Store, bus: redis.Redis
+) -> None:
+    """Although it was switched before the second one came: ranks compare what they got."""
+    made = adopt(client, policy="rna", parameters={"probes": 3})
+    assert enlist(client, store, made, "n1")["needed"]
+    switched = client.post(f"runs/{made['run']}/policy", json={"policy": "bsp"})
+    assert switched.status_code == 202, switched.text
+    assert enlist(client, store, made, "n2")["needed"]
+    for node in ("n1", "n2"):
+        assert first_policy(store, bus, node) == {"rna": {"probes": 3}}
+
+
+def first_policy(store: Store, bus: redis.Redis, node: str) -> Any:
+    """The policy with which rank 0 plans as long as no controller does."""
+    (order,) = orders(bus, node)
+    keys = sessions.keys(store, [node])
+    return json.loads(unseal(order.sealed, keys.of_node(node)).env[FIRST_POLICY])
 
 
 def test_a_run_goes_on_elsewhere_only(client: httpx.Client, store: Store, bus: redis.Redis) -> None:

@@ -1,4 +1,4 @@
-"""A fork waits until no thread of ours imports modules or calls the script for the first time."""
+"""A fork waits until no other thread imports a module, or forbids it for a while."""
 
 from __future__ import annotations
 
@@ -15,84 +15,116 @@ import pytest
 from torch.utils.data import DataLoader
 
 from paceline.core import forking
-from paceline.core.forking import no_fork
+from paceline.core.forking import delay_forks, no_fork
 from paceline.data import Sharded
 from paceline.data.prefetcher import Prefetcher
 from support.waiting import until
 
 FORK: Any = multiprocessing.get_context("fork")
+MODULE = "slow_module"
 
 
-class Busy:
-    """A thread inside `no_fork`, until it is told to leave."""
+@pytest.fixture
+def fork_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """An event that is set when a fork waits. Only then the import of `MODULE` ends."""
+    delay_forks()
+    waits = threading.Event()
+    others = forking._others_are_critical
 
-    def __init__(self) -> None:
-        self.entered, self.leave, self.left = (threading.Event() for _ in range(3))
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        assert self.entered.wait(60)
+    def asked() -> bool:
+        critical = others()
+        if critical:
+            waits.set()
+        return critical
 
-    def _run(self) -> None:
-        with no_fork():
-            self.entered.set()
-            self.leave.wait(60)
-            self.left.set()
-
-    def join(self) -> None:
-        self.leave.set()
-        self._thread.join(60)
-
-
-def forked(busy: Busy | None = None) -> tuple[bool, bool]:
-    """Whether a thread had left at the fork, and whether the forked process can enter itself."""
-    ours, theirs = FORK.Pipe()
-
-    def child() -> None:
-        with no_fork():
-            theirs.send(busy is None or busy.left.is_set())
-
-    process = FORK.Process(target=child)
-    process.start()
-    entered = ours.poll(60)
-    result = entered and ours.recv()
-    process.kill()
-    process.join()
-    return result, entered
-
-
-def test_a_fork_waits_for_the_thread() -> None:
-    busy = Busy()
-    with told(busy.leave):
-        assert forked(busy) == (True, True)
-    busy.join()
+    monkeypatch.setattr(forking, "_others_are_critical", asked)
+    monkeypatch.setattr(sys.modules["__main__"], "fork_waits", waits, raising=False)
+    code = "import sys\nsys.modules['__main__'].fork_waits.wait(60)\n"
+    (tmp_path / f"{MODULE}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield waits
+    sys.modules.pop(MODULE, None)
 
 
 @contextmanager
-def told(begun: threading.Event) -> Iterator[None]:
-    """Set the event when a fork asks for the lock."""
-    lock = forking._forks.lock
+def importing() -> Iterator[None]:
+    """A thread that imports `MODULE` from now on."""
+    thread = threading.Thread(target=importlib.import_module, args=[MODULE])
+    thread.start()
+    until(lambda: MODULE in sys.modules, "the thread imports")
+    yield
+    thread.join(60)
 
-    class Telling:
-        def acquire(self, timeout: float) -> bool:
-            begun.set()
-            return lock.acquire(timeout=timeout)
 
-        release, __enter__, __exit__ = lock.release, lock.__enter__, lock.__exit__
+def imports_in_a_forked_process() -> bool:
+    process = FORK.Process(target=importlib.import_module, args=[MODULE])
+    process.start()
+    process.join(60)
+    process.kill()
+    return bool(process.exitcode == 0)
 
-    forking._forks.lock = Telling()  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        forking._forks.lock = lock
+
+def test_a_fork_waits_for_an_import(fork_waits: threading.Event) -> None:
+    with importing():
+        assert imports_in_a_forked_process()
+    assert fork_waits.is_set()
+
+
+def test_a_fork_waits_for_a_thread_that_forbids_it(fork_waits: threading.Event) -> None:
+    entered, left = threading.Event(), threading.Event()
+
+    def forbid() -> None:
+        with no_fork(), no_fork():
+            entered.set()
+            fork_waits.wait(60)
+            left.set()
+
+    thread = threading.Thread(target=forbid)
+    thread.start()
+    assert entered.wait(60)
+    process = FORK.Process(target=lambda: sys.exit(not left.is_set()))
+    process.start()
+    process.join(60)
+    thread.join(60)
+    assert process.exitcode == 0
+
+
+def test_a_thread_that_forbids_forks_may_fork(fork_waits: threading.Event) -> None:
+    def again() -> None:
+        with no_fork():
+            pass
+
+    with no_fork():
+        process = FORK.Process(target=again)
+        process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert not fork_waits.is_set()
+
+
+def test_a_fork_waits_only_for_some_time(
+    fork_waits: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "_MOST_S", 0.0)
+    monkeypatch.setattr(forking, "_others_are_critical", lambda: True)
+    with importing():
+        process = FORK.Process(target=int)
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+        fork_waits.set()
+
+
+def test_a_thread_may_fork_while_it_imports(tmp_path: Path, fork_waits: threading.Event) -> None:
+    (tmp_path / f"{MODULE}.py").write_text(
+        "import os\nif child := os.fork():\n    os.waitpid(child, 0)\nelse:\n    os._exit(0)\n"
+    )
+    importlib.import_module(MODULE)
+    assert not fork_waits.is_set()
 
 
 class Importing:
-    """A source that imports a module at its first read; the import ends when a fork has begun."""
-
-    def __init__(self, folder: Path) -> None:
-        (folder / "slow_module.py").write_text(
-            "import sys\nsys.modules['__main__'].fork_begun.wait(60)\n"
-        )
+    """A source that imports `MODULE` when it is read."""
 
     def __len__(self) -> int:
         return 4
@@ -101,39 +133,22 @@ class Importing:
         return 1
 
     def read(self, index: int) -> bytes:
-        importlib.import_module("slow_module")
+        importlib.import_module(MODULE)
         return b"x"
 
 
 def test_a_loader_forks_while_the_prefetcher_reads_for_the_first_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fork_waits: threading.Event
 ) -> None:
     """Otherwise its worker process would wait forever for the thread's import."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    begun = threading.Event()
-    monkeypatch.setattr(sys.modules["__main__"], "fork_begun", begun, raising=False)
-    data = Sharded(Importing(tmp_path), directory=tmp_path / "data", limit_bytes=1)
-    with told(begun):
-        prefetcher = Prefetcher(data, data.directory.claim(data.lengths), filler=0)
-        until(lambda: "slow_module" in sys.modules, "the thread imports")
-        loader = DataLoader(data, num_workers=1, timeout=60, multiprocessing_context="fork")  # type: ignore[arg-type,var-annotated]
-        assert sum(len(batch) for batch in loader) == len(data)
-        prefetcher.close()
-    del sys.modules["slow_module"]
-
-
-def test_a_thread_that_stays_delays_forks_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forking, "_MOST_S", 0.01)
-    busy = Busy()
-    assert forked(busy) == (False, True), "the fork goes on, and the forked process can enter"
-    assert forking._forks.late
-    monkeypatch.setattr(forking, "_MOST_S", 3600.0)
-    assert forked(busy) == (False, True), "later forks do not wait"
-    busy.join()
-    assert not forking._forks.late
-    assert forked() == (True, True)
-
-
-def test_a_thread_may_fork_inside() -> None:
-    with no_fork():
-        assert forked() == (True, True)
+    data = Sharded(Importing(), directory=tmp_path / "data", limit_bytes=1)
+    prefetcher = Prefetcher(data, data.directory.claim(data.lengths), filler=0)
+    until(lambda: MODULE in sys.modules, "the thread imports")
+    loader: DataLoader[Any] = DataLoader(
+        data,  # type: ignore[arg-type]
+        num_workers=1,
+        timeout=60,
+        multiprocessing_context="fork",
+    )
+    assert sum(len(batch) for batch in loader) == len(data)
+    prefetcher.close()

@@ -392,7 +392,8 @@ def pairs(state: DescentState, enough: float) -> None:
     while True:
         order = np.argsort(state.time_s, kind="stable")
         most_s = float(state.time_s[order[-1]])
-        if most_s <= enough or most_s - enough > 0.9 * (slowest - enough):
+        # Not true either if a time is not finite.
+        if not (enough < most_s < slowest and most_s - enough <= 0.9 * (slowest - enough)):
             break
         slowest = most_s
         _paired(order, state, enough)

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
-from paceline.core.forking import no_fork
 from paceline.core.terms import whole
 from paceline.train.checkpoint.contents import (
     Contents,
@@ -221,8 +220,7 @@ class Saver:
             self.wait()
 
     def _write(self, steps: int, state: State, reported: threading.Event | None) -> None:
-        with no_fork():
-            from paceline.train.checkpoint import storage
+        from paceline.train.checkpoint import storage
 
         try:
             if reported is not None:

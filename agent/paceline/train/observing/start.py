@@ -22,9 +22,12 @@ def watch() -> None:
 def begin(_torch: ModuleType | None = None) -> None:
     """Observe this process from now on. Torch must have been imported. Never raises."""
     try:
+        from paceline.core.forking import delay_forks
         from paceline.train.observing import patches
         from paceline.train.observing.observer import Observer
 
+        # The script's DataLoader may fork while the observer's threads run.
+        delay_forks()
         observer = Observer()
         patches.apply(observer)
         later = patches.later(observer)

@@ -10,14 +10,12 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import closing
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistError
 from torch.utils.data import Dataset
 
 from paceline.core.errors import PacelineError
-from paceline.core.forking import no_fork
 from paceline.core.streaming.ledger import LEAST_BATCHES
 from paceline.core.streaming.reading import Claim, ShardClaims, ShardOrder, difference
 from paceline.data.stream import Stream
@@ -217,12 +215,7 @@ class StreamReader(Feature):
         if count:
             yield from in_processes(reading, epoch, claim, self.options)
         else:
-            samples = iter(reading.samples(epoch, claim))
-            # A source may import modules when it is first read.
-            with no_fork():
-                first = list(islice(samples, 1))
-            yield from first
-            yield from samples
+            yield from reading.samples(epoch, claim)
 
     def _sized(self, sample: Any) -> tuple[float, Any]:
         try:
