@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -53,7 +54,8 @@ def test_a_sample_draws_the_same_numbers_wherever_it_is_loaded(
     assert reference.keys() == {(epoch, i) for epoch in (0, 1) for i in range(count)}
     for world, loading in [(2, {}), (2, WORKERS), (3, {}), (3, WORKERS)]:
         assert merged(pools[world].run(seeding.draw, count, options, loading)) == reference
-    before = pools[2].run(seeding.draw, count, options, WORKERS, None, save_at)
+    last = 2 * math.ceil(count / batch) - 1
+    before = pools[2].run(seeding.draw, count, options, WORKERS, None, min(save_at, last))
     after = pools[3].run(seeding.draw, count, options, WORKERS, before[0][1])
     assert merged([*before, *after]) == reference
     # No number occurs twice: not in another epoch, nor of another sample, nor of another source.
