@@ -22,7 +22,9 @@ from typing import Any
 _MOST_S = 10.0
 _POLL_S = 0.001
 
-_bootstrap: Any = importlib._bootstrap
+# References to the locks of the modules that are being imported, by name; a lock's `owner` is the
+# importing thread. Python has no public access to them.
+_imports: dict[str, Any] = getattr(importlib._bootstrap, "_module_locks", {})
 # Threads in `no_fork`, by identifier.
 _critical: list[int] = []
 
@@ -55,6 +57,6 @@ def _wait() -> None:
 
 
 def _others_are_critical() -> bool:
-    locks = [reference() for reference in list(_bootstrap._module_locks.values())]
+    locks = [reference() for reference in list(_imports.values())]
     threads = {*_critical, *(lock.owner for lock in locks if lock is not None)}
     return not threads <= {None, threading.get_ident()}
